@@ -17,6 +17,8 @@ from sheafstain.datasets.phantom.specimen import Specimen
 
 PITCH = 2.0  # µm between nodes of the coarse grid from which pictures are drawn
 
+FAR = 12.0  # µm: beyond this distance a border changes nothing that is seen
+
 Map = NDArray[np.floating]  # float32 wherever a map is as large as the picture
 
 
@@ -104,7 +106,8 @@ def architecture(specimen: Specimen, ys: Floats, xs: Floats, extent: tuple[float
     nest, lumen, necrosis = np.minimum(nest, outside), np.minimum(lumen, outside), np.minimum(necrosis, outside)
 
     fat_province = 60 * (noise(_Channel.FAT, 1100.0) + s.fat + 0.15 * wobble)
-    fat = np.minimum(np.minimum(_droplets(s, ys, xs), fat_province), -np.maximum(np.maximum(nest, duct), vessel) - 6)
+    fat_province = np.minimum(fat_province, -np.maximum(np.maximum(nest, duct), vessel) - 6)
+    fat = np.minimum(_droplets(s, ys, xs), fat_province) if fat_province.max() > -FAR else fat_province
 
     lymph = noise(_Channel.LYMPH, 420.0) + 0.7 * noise(_Channel.LYMPH2, 110.0) + s.lymph
     near = np.exp(-np.abs(nest + 15) / 60)  # lymphocytes gather at the invasive front

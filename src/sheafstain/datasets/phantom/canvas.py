@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import map_coordinates
 
-from sheafstain.datasets.phantom.architecture import PITCH, Architecture, Map, Tissue
+from sheafstain.datasets.phantom.architecture import FAR, PITCH, Architecture, Map, Tissue
 from sheafstain.datasets.phantom.cells import Cells, divide
 from sheafstain.datasets.phantom.cut import FARTHEST, Cut, Section
 from sheafstain.datasets.phantom.field import Field, Floats
@@ -17,6 +17,9 @@ from sheafstain.datasets.phantom.nuclei import Nuclei, Stamped, erythrocytes, po
 from sheafstain.datasets.phantom.specimen import Specimen
 
 REACH = 16.0  # µm beyond the raster from which something may still touch it: a nucleus, a cell, a fibre
+
+
+_DISTANCES = {"nest", "lumen", "duct", "duct_lumen", "vessel", "vessel_lumen", "fat", "necrosis"}
 
 
 class _Channel(IntEnum):
@@ -145,10 +148,15 @@ def _in_section(section: Section, frame: Frame, wide: Architecture) -> Architect
 
 def _resolve(here: Architecture, frame: Frame, wave: Map) -> Architecture:
     """Distances at the pixel, by linear interpolation of the coarse grid, with a slightly rough edge."""
-    maps = {name: enlarge(m, here, frame) for name, m in here.maps().items() if not name.startswith("along")}
+    maps = {name: m for name, m in here.maps().items() if name not in ("along_y", "along_x", "clone")}
     rough = np.float32(0.55) * wave
-    for name in ("nest", "lumen", "duct", "duct_lumen", "vessel", "necrosis"):
-        maps[name] += rough
+    for name, coarse in maps.items():
+        if name in _DISTANCES and coarse.max() < -FAR:
+            maps[name] = np.full(wave.shape, np.float32(-FAR))  # nothing of it here
+            continue
+        maps[name] = enlarge(coarse, here, frame)
+        if name in ("nest", "lumen", "duct", "duct_lumen", "vessel", "necrosis"):
+            maps[name] += rough
     return replace(here, ys=frame.ys, xs=frame.xs, **maps)
 
 
@@ -174,7 +182,7 @@ def enlarge(coarse: Map, here: Architecture, frame: Frame) -> Map:
 
 def _fibres(seed: int, cut: Cut, frame: Frame, here: Architecture) -> Map:
     """Line-integral convolution of noise along the collagen direction, at 1.25 µm, by doubling the averaged length."""
-    raster = frame.margin(12.0, 1.25)
+    raster = frame.margin(14.0, 1.25)
     channel = 50 * cut.index
     noise = 1.5 * Field(seed, _Channel.FIBRE + channel, 0.9).grid(raster.ys, raster.xs)
     noise += 0.42 * Field(seed, _Channel.BUNDLE + channel, 3.0).grid(raster.ys, raster.xs)

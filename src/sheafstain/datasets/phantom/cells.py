@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from sheafstain.datasets.phantom.architecture import Map
 from sheafstain.datasets.phantom.nuclei import Nuclei
 
-_REACH = 1.1  # cell diameters: beyond this no centre is among the two nearest
+_REACH = 0.92  # cell diameters: beyond this no centre is among the two nearest
 
 
 @dataclass(frozen=True)

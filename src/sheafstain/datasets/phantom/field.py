@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 Floats = NDArray[np.floating]
 
@@ -36,7 +37,7 @@ def _mix(bits: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:
     return bits ^ (bits >> np.uint64(31))
 
 
-def uniform(seed: int, channel: int, *coordinates: NDArray[np.integer]) -> NDArray[np.float64]:
+def uniform(seed: int, channel: int, *coordinates: NDArray[np.integer]) -> NDArray[np.floating]:
     """Uniform in [0, 1), one per place."""
     return (hashed(seed, channel, *coordinates) >> np.uint64(11)) * 2.0**-53
 
@@ -58,25 +59,21 @@ def spline_weights(t: Floats) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Axis:
-    """Positions along one axis on a node lattice: ``weights`` [n, nodes] turns node values into values at positions."""
+    """Positions along one axis on a node lattice: sparse ``weights`` [n, nodes] turn node values into values."""
 
-    first: int
-    weights: NDArray[np.float32]
+    nodes: NDArray[np.int64]
+    weights: csr_array
 
     @classmethod
     def at(cls, positions: Floats, pitch: float) -> Axis:
         """Positions in µm, ascending; pitch in µm between nodes."""
         x = np.asarray(positions, np.float64) / pitch
         cell = np.floor(x).astype(np.int64)
-        first = int(cell.min()) - 1
-        weights = np.zeros((len(x), int(cell.max()) + 3 - first), np.float32)
-        columns = (cell - 1 - first)[:, None] + np.arange(4)
-        np.put_along_axis(weights, columns, spline_weights(x - cell).astype(np.float32), axis=1)
-        return cls(first, weights)
-
-    @property
-    def nodes(self) -> NDArray[np.int64]:
-        return np.arange(self.first, self.first + self.weights.shape[1])
+        nodes = np.arange(int(cell.min()) - 1, int(cell.max()) + 3)
+        columns = (cell - 1 - nodes[0])[:, None] + np.arange(4)
+        entries = spline_weights(x - cell).astype(np.float32).ravel()
+        starts = np.arange(0, 4 * len(x) + 1, 4)
+        return cls(nodes, csr_array((entries, columns.ravel(), starts), shape=(len(x), len(nodes))))
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,8 @@ class Field:
         """On the grid ys × xs (µm): [len(ys), len(xs)]."""
         rows, columns = Axis.at(ys, self.pitch), Axis.at(xs, self.pitch)
         nodes = self._nodes(rows.nodes, columns.nodes)
-        return np.asarray((rows.weights @ nodes @ columns.weights.T) / np.float32(_SPREAD), np.float32)
+        tall = rows.weights @ (nodes / np.float32(_SPREAD))
+        return np.ascontiguousarray((columns.weights @ np.ascontiguousarray(tall.T)).T)
 
     def points(self, y: Floats, x: Floats) -> NDArray[np.float64]:
         """At scattered points (µm), any shape."""

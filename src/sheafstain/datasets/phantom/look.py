@@ -54,15 +54,15 @@ class Look:
         dyes = np.clip(dyes, 0.03, None)
         dyes /= np.linalg.norm(dyes, axis=1, keepdims=True)
         if stain == "he":
-            strength = [1.12 * np.exp(d.gauss("h", 0.2)), 0.95 * np.exp(d.gauss("e", 0.22)), 1.0]
+            strength = [1.45 * np.exp(d.gauss("h", 0.22)), 1.4 * np.exp(d.gauss("e", 0.3)), 1.4]
         else:
-            strength = [0.62 * np.exp(d.gauss("h", 0.28)), 1.05 * np.exp(d.gauss("dab", 0.14)), 1.0]
+            strength = [0.82 * np.exp(d.gauss("h", 0.35)), 1.1 * np.exp(d.gauss("dab", 0.16)), 1.0]
         light = d.between("light", 0.90, 0.985) if d.chance("bright", 0.8) else d.between("dim", 0.70, 0.9)
         # Glass is never quite white: pinkish under H&E, from cream to grey under IHC.
         warm, pink = d.gauss("warm", 0.014), d.between("pink", 0, 0.05 if stain == "he" else 0.012)
         tint = [warm + 0.008, -pink, -warm - 0.008]
         # Mostly in focus; now and then a slide is not.
-        blur = d.between("blur", 0.26, 0.55) if d.chance("focused", 0.9) else d.between("unfocused", 0.6, 1.3)
+        blur = d.between("blur", 0.17, 0.4) if d.chance("focused", 0.92) else d.between("unfocused", 0.5, 1.2)
         return cls(
             dyes=dyes.astype(np.float32),
             strength=np.asarray(strength, np.float32),
@@ -70,7 +70,7 @@ class Look:
             thickness=float(np.exp(d.gauss("thickness", 0.1))),
             uneven=d.between("uneven", 0.02, 0.09),
             blur=blur,
-            sharpen=d.between("sharpen", 0.2, 0.9) if d.chance("sharpened", 0.55) else 0.0,
+            sharpen=d.between("sharpen", 0.3, 1.25) if d.chance("sharpened", 0.75) else 0.0,
             noise=d.between("noise", 0.6, 2.6),
             gamma=float(np.exp(d.gauss("gamma", 0.06))),
             stroma=float(np.exp(d.gauss("stroma", 0.5))),
@@ -88,10 +88,9 @@ class Look:
         """
         # The scanner's gamma is taken on the densities, before the lens, where it is a factor.
         thick = np.exp(np.float32(self.uneven) * mist) * fold * np.float32(self.thickness * self.gamma)
-        scaled = np.stack([a * (thick * k) for a, k in zip(amounts, self.strength, strict=True)])
-        density = np.tensordot(self.dyes.T, scaled, axes=1)  # [3, h, w]
-        np.negative(density, out=density)
-        light = np.exp(density, out=density)
+        scaled = np.stack([a * thick for a in amounts])
+        light = np.tensordot(-(self.dyes * self.strength[:, None]).T, scaled, axes=1)  # [3, h, w]
+        np.exp(light, out=light)
         light *= (self.white**self.gamma)[:, None, None]
         sigma = self.blur / step
         for channel in light:
@@ -100,9 +99,12 @@ class Look:
                 soft = gaussian_filter(channel, 1.1 * max(sigma, 0.6), mode="nearest", truncate=3.0)
                 channel += np.float32(self.sharpen) * (channel - soft)
         light *= 255
-        sensor = np.random.Generator(np.random.Philox(key=_philox(key)))
-        light += np.float32(self.noise) * sensor.standard_normal(light.shape, np.float32)
-        return np.clip(np.rint(light), 0, 255).astype(np.uint8).transpose(1, 2, 0)
+        sensor = np.random.Generator(np.random.Philox(key=_philox(key))).standard_normal(light.shape[1:], np.float32)
+        sensor *= np.float32(self.noise)
+        for c, channel in enumerate(light):
+            channel += np.roll(sensor, (41 * c, 67 * c), (0, 1))  # one draw, three places: unrelated at a pixel
+        light += 0.5  # truncation then rounds
+        return np.clip(light, 0, 255, out=light).astype(np.uint8).transpose(1, 2, 0)
 
     def file(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """What the scanner's JPEG leaves of a block: [h, w, 3] in and out."""

@@ -62,7 +62,7 @@ def membrane_status(s: Specimen, nuclei: Nuclei, patch: NDArray[np.floating]) ->
     return np.where(stained, amount, faint).astype(np.float32), complete
 
 
-def _coin(n: Nuclei, name: str) -> NDArray[np.float64]:
+def _coin(n: Nuclei, name: str) -> NDArray[np.floating]:
     return uniform(zlib.crc32(name.encode()), 500, n.key.view(np.int64))
 
 

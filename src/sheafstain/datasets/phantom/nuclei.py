@@ -76,8 +76,9 @@ def populate(specimen: Specimen, section: Section, here: Architecture, reach: fl
     for clone, relative in ((0, 1.0), (1, second)):
         radius = s.nucleus * relative
         lot = _Lot(s, section, sample, 310 + clone, 2 * radius * s.crowding, reach)
-        lot.keep((lot.nest > 0.45 * radius) & (lot.lumen < -0.45 * radius) & (lot.duct < -2) & (lot.tissue > 2))
+        lot.keep(lot.nest > 0.45 * radius)
         lot.keep((lot.clone > 0) == bool(clone))
+        lot.keep((lot.lumen < -0.45 * radius) & (lot.duct < -2) & (lot.tissue > 2))
         lot.keep((lot.necrosis < 0) | (lot.unit(8) < 0.04))
         parts.append(_tumour(s, lot, radius))
     parts.append(_epithelium(s, section, sample, reach))
@@ -239,7 +240,9 @@ def _epithelium(s: Specimen, section: Section, sample: _Sampler, reach: float) -
 
 def _fibroblasts(s: Specimen, section: Section, sample: _Sampler, reach: float) -> Nuclei:
     lot = _Lot(s, section, sample, 330, 12.5, reach)
-    lot.keep(_in_stroma(lot) & (lot.unit(2) < np.where(lot.fat > -6, 0.12, 0.4 + 0.25 * lot.patch.clip(-1, 1))))
+    lot.keep(lot.unit(2) < 0.65)
+    lot.keep(_in_stroma(lot))
+    lot.keep(lot.unit(2) < np.where(lot.fat > -6, 0.12, 0.4 + 0.25 * lot.patch.clip(-1, 1)))
     turn = np.arctan2(lot.along_y, lot.along_x) + 0.22 * lot.gauss(3)
     long = 5.2 * np.exp(0.28 * lot.gauss(4))
     short = np.minimum(1.05 + 0.9 * lot.unit(5) ** 2, long / 1.6)
@@ -251,8 +254,9 @@ def _fibroblasts(s: Specimen, section: Section, sample: _Sampler, reach: float) 
 
 def _lymphocytes(s: Specimen, section: Section, sample: _Sampler, reach: float) -> Nuclei:
     lot = _Lot(s, section, sample, 340, 6.9, reach)
-    in_nest = (lot.nest > 3) & (lot.lumen < -3) & (lot.unit(3) < 0.035 * (1 + 2 * lot.lymph))
-    lot.keep((_in_stroma(lot) & (lot.unit(2) < 0.015 + 0.72 * lot.lymph)) | in_nest)
+    chance = np.where(lot.nest > 0, 0.035 * (1 + 2 * lot.lymph), 0.015 + 0.72 * lot.lymph)
+    lot.keep(lot.unit(2) < chance)
+    lot.keep(_in_stroma(lot) | ((lot.nest > 3) & (lot.lumen < -3)))
     radius = 2.4 * np.exp(0.12 * lot.gauss(4))
     aspect = 1.05 + 0.25 * lot.unit(5)
     return lot.nuclei(
@@ -268,15 +272,17 @@ def _lymphocytes(s: Specimen, section: Section, sample: _Sampler, reach: float) 
 
 def _endothelium(s: Specimen, section: Section, sample: _Sampler, reach: float) -> Nuclei:
     lot = _Lot(s, section, sample, 350, 6.0, reach)
-    lot.keep((np.abs(lot.vessel_lumen + 1.2) < 1.6) & (lot.unit(2) < 0.55))
+    lot.keep(lot.unit(2) < 0.55)
+    lot.keep(np.abs(lot.vessel_lumen + 1.2) < 1.6)
     turn = lot.along("vessel_lumen") + np.pi / 2
     return lot.nuclei(Nucleus.ENDOTHELIUM, 4.2 * np.exp(0.2 * lot.gauss(3)), 1.35, turn, 1.1, 0.0, 0.1)
 
 
 def _debris(s: Specimen, section: Section, sample: _Sampler, reach: float) -> Nuclei:
     lot = _Lot(s, section, sample, 360, 6.5, reach)
-    dying = (lot.nest > 4) & (lot.unit(3) < 0.004 + 0.012 * s.pleomorphism)
-    lot.keep(((lot.necrosis > 1) & (lot.unit(2) < 0.22)) | (dying & (lot.lumen < -3)))
+    lot.keep(lot.unit(2) < 0.22)
+    dying = (lot.nest > 4) & (lot.lumen < -3) & (lot.unit(3) < 0.02 + 0.055 * s.pleomorphism)
+    lot.keep((lot.necrosis > 1) | dying)
     radius = 0.7 + 1.5 * lot.unit(4) ** 2
     return lot.nuclei(Nucleus.DEBRIS, radius * 1.2, radius, np.pi * lot.unit(5), 1.2 + 0.2 * lot.gauss(6), 0.0, 0.25)
 
@@ -284,7 +290,8 @@ def _debris(s: Specimen, section: Section, sample: _Sampler, reach: float) -> Nu
 def erythrocytes(specimen: Specimen, section: Section, here: Architecture, reach: float) -> Nuclei:
     """Red cells: packed in some vessels, few in others."""
     lot = _Lot(specimen, section, _Sampler(here), 370, 5.6, reach)
-    lot.keep((lot.vessel_lumen > 1.5) & (lot.unit(2) < np.where(lot.patch > 0.2, 0.92, 0.15)))
+    lot.keep(lot.vessel_lumen > 1.5)
+    lot.keep(lot.unit(2) < np.where(lot.patch > 0.2, 0.92, 0.15))
     radius = 2.9 * np.exp(0.1 * lot.gauss(3))
     squeezed = 1 + 0.5 * lot.unit(4) ** 2
     return lot.nuclei(_RED_CELL, radius * squeezed, radius / squeezed, np.pi * lot.unit(5), 1.0, 0.35, 0.12)
@@ -312,11 +319,11 @@ def stamp(nuclei: Nuclei, frame_y: float, frame_x: float, step: float, grain: Ma
     shape = grain.shape
     cover, chromatin = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
     label = np.zeros(shape, np.int32)
-    reach = np.maximum(nuclei.long, nuclei.short) * 1.3 + 2 * step
+    reach = np.maximum(nuclei.long, nuclei.short) / (1 - nuclei.irregular) + step
     order = np.argsort(nuclei.key, kind="stable")
     order = order[nuclei.seen[order]]
     row, column = (nuclei.y - frame_y) / step, (nuclei.x - frame_x) / step
-    half = (np.ceil(reach / step).astype(np.int64) + 3) // 4 * 4  # few sizes: few batches
+    half = (np.ceil(reach / step).astype(np.int64) + 1) // 2 * 2  # few sizes: few batches
     order = order[
         (row[order] > -half[order])
         & (row[order] < shape[0] + half[order])
@@ -327,7 +334,7 @@ def stamp(nuclei: Nuclei, frame_y: float, frame_x: float, step: float, grain: Ma
         return Stamped(cover, chromatin, label)
     widest = int(half[order].max())
     pad = 2 * widest + 1
-    grain_, wave_ = np.pad(grain, pad), np.pad(wave, pad)
+    grain_, wave_ = np.pad(grain, pad), np.pad(wave.clip(-1, 1), pad)
     cover_, chromatin_, label_ = np.pad(cover, pad), np.pad(chromatin, pad), np.pad(label, pad)
     drawn = _profiles(nuclei, order, row, column, half, step, grain_, wave_, pad)
     for index, top, left, edge, amount in drawn:

@@ -27,14 +27,16 @@ def haematoxylin_eosin(c: Canvas) -> list[Map]:
     edge = np.exp(-((c.cells.border / 0.8) ** 2)) * (c.cells.owner > 0)
 
     # Stroma: bundles of collagen with gaps between them, more gaps where it is loose.
-    eosin = (0.62 + 0.2 * c.fibre) * (1 - 0.35 * f.loose)
+    eosin = (0.60 + 0.2 * c.fibre + 0.07 * c.grain + 0.04 * c.wave) * (1 - 0.35 * f.loose)
     gap = np.clip(2.2 * (1.35 * f.loose - 1.25 - 0.75 * c.fibre + 0.25 * c.holes), 0, 1)
     eosin = np.maximum(eosin, 0.06) * (1 - 0.88 * gap)
-    haematoxylin = 0.05 + 0.02 * c.grain + 0.10 * f.lymph
+    haematoxylin = 0.05 + 0.03 * c.grain + 0.10 * f.lymph
     blood = np.zeros_like(eosin)
 
     def lay(over: Map, h: Map | float, e: Map | float, b: Map | float = 0.0) -> None:
         nonlocal haematoxylin, eosin, blood
+        if not over.any():
+            return
         for amount, new in ((haematoxylin, h), (eosin, e), (blood, b)):
             amount += over * (new - amount)
 
@@ -44,8 +46,8 @@ def haematoxylin_eosin(c: Canvas) -> list[Map]:
     lay(cover.cleft, 0.0, 0.012)
 
     # Epithelium: cytoplasm with the tone of its cell, a little haematoxylin (ribosomes), borders, vacuoles.
-    cytoplasm_h = 0.05 + 0.27 * s.amphophilic + 0.05 * tone + 0.035 * c.grain + 0.03 * c.wave
-    cytoplasm_e = 0.30 + 0.09 * tone + 0.05 * c.grain + 0.05 * c.wave + (0.16 - 0.3 * s.vacuoles) * edge
+    cytoplasm_h = 0.05 + 0.27 * s.amphophilic + 0.05 * tone + 0.06 * c.grain + 0.03 * c.wave
+    cytoplasm_e = 0.30 + 0.09 * tone + 0.08 * c.grain + 0.05 * c.wave + (0.16 - 0.3 * s.vacuoles) * edge
     vacuole = np.clip(3 * (c.holes + 0.35 * c.wave - 2.3 + 1.2 * s.vacuoles + 0.3 * edge), 0, 1) * (s.vacuoles > 0)
     lay(cover.nest, cytoplasm_h * (1 - 0.85 * vacuole), np.maximum(cytoplasm_e, 0.03) * (1 - 0.9 * vacuole))
     lay(cover.necrosis, 0.12 + 0.05 * c.grain + 0.04 * c.holes, 0.78 + 0.10 * c.grain + 0.1 * c.wave)
@@ -69,12 +71,14 @@ def immunostain(c: Canvas, marker: Marker, look: Look) -> list[Map]:
     dirt = _background(s.seed, marker)
 
     gap = np.clip(2.2 * (1.35 * f.loose - 1.25 - 0.75 * c.fibre + 0.25 * c.holes), 0, 1)
-    counter = look.stroma * (0.10 + 0.045 * c.fibre) * (1 - 0.8 * gap)
-    dab = dirt * (0.045 + 0.02 * c.fibre) * (1 - 0.8 * gap)
+    counter = look.stroma * (0.11 + 0.05 * c.fibre + 0.025 * c.grain) * (1 - 0.8 * gap)
+    dab = dirt * (0.05 + 0.02 * c.fibre + 0.015 * c.grain) * (1 - 0.8 * gap)
     pigment = np.zeros_like(dab)
 
     def lay(over: Map, h: Map | float, d: Map | float) -> None:
         nonlocal counter, dab
+        if not over.any():
+            return
         counter += over * (h - counter)
         dab += over * (d - dab)
 
@@ -82,8 +86,8 @@ def immunostain(c: Canvas, marker: Marker, look: Look) -> list[Map]:
     lay(cover.vessel, 0.07, dirt * 0.05)
     lay(cover.vessel_lumen, 0.04 * c.blood, dirt * 0.08 * c.blood)
     lay(cover.cleft, 0.0, 0.0)
-    cytoplasm = 0.07 + 0.07 * look.stroma + 0.03 * tone + 0.02 * c.grain + 0.02 * c.wave
-    stained = dirt * (0.07 + 0.03 * tone + 0.02 * c.grain)
+    cytoplasm = 0.07 + 0.07 * look.stroma + 0.03 * tone + 0.05 * c.grain + 0.02 * c.wave
+    stained = dirt * (0.10 + 0.04 * tone + 0.04 * c.grain + 0.03 * c.wave)
     lay(cover.nest, cytoplasm, np.maximum(stained, 0))
     lay(cover.duct, 0.12, dirt * 0.08)
 

@@ -17,7 +17,7 @@ from sheafstain.datasets.phantom.architecture import architecture
 from sheafstain.datasets.phantom.field import uniform
 from sheafstain.datasets.phantom.phantom import BLOCK
 from sheafstain.datasets.phantom.specimen import GRADES, MARKERS, Marker, Specimen
-from sheafstain.errors import UsageError
+from sheafstain.errors import SheafStainError, UsageError
 from sheafstain.window import Resolution, Size, Window
 
 LayoutName = Literal["pairs", "bci", "mist"]
@@ -135,6 +135,10 @@ def choose_fields(specimen: Specimen, size: Size, resolution: Resolution, count:
             return chosen
         if len(chosen) + len(spare) >= count + 40:  # a specimen with little tumour: do not search it all
             break
+    if len(chosen) + len(spare) < count:
+        raise SheafStainError(
+            f"specimen {specimen.seed} has no room for {count} fields of {size} px; ask for fewer --fields"
+        )
     return (chosen + spare)[:count]
 
 

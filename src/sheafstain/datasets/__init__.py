@@ -1,0 +1,1 @@
+"""Paired H&E and IHC images: published layouts, your own folders, phantoms."""
