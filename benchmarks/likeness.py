@@ -1,11 +1,10 @@
 """How like real tissue are phantoms? The same simple statistics of both, in one run.
 
-    python benchmarks/likeness.py --real FOLDER [--fields 48] [--plot docs/images/phantom_likeness.png]
+    python benchmarks/likeness.py --real FOLDER [--fields 48] [--plot OUT.png] [--slide SLIDE --beside OUT.jpg]
 
-``FOLDER`` holds real data sets in the BCI or MIST layout (they may not be redistributed, so none is in this repository)
-and, if you like, folders of further H&E images. Of every image: optical density, slope of the power spectrum, nuclei for
-each mm² as a simple detector counts them. The detector is no truth; it is the same for both, and for phantoms its count
-stands beside the true one.
+``FOLDER`` holds real data sets in the BCI or MIST layout; they may not be redistributed, so none is in this repository.
+Of every image: optical density, slope of the power spectrum, nuclei for each mm² as a simple detector counts them. The
+detector is no truth; it is the same for both, and for phantoms its count stands beside the true one.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from sheafstain.datasets.phantom.phantom import Phantom
 from sheafstain.datasets.phantom.plan import choose_fields
 from sheafstain.datasets.phantom.specimen import MARKERS, Specimen
 from sheafstain.errors import SheafStainError
-from sheafstain.slides.image import read_image
+from sheafstain.slides.image import read_image, write_image
 from sheafstain.window import Resolution, Size
 
 MPP = 0.4661  # MIST's; BCI's is about the same
@@ -92,6 +91,10 @@ def main() -> None:
     parser.add_argument("--real", type=Path, required=True, help="folder that holds data sets (BCI, MIST layouts)")
     parser.add_argument("--fields", type=int, default=48, help="phantom fields to draw")
     parser.add_argument("--plot", type=Path, help="write the distributions to this picture")
+    parser.add_argument("--slide", type=Path, help="a real H&E slide, for --beside")
+    parser.add_argument(
+        "--beside", type=Path, help="write crops of the slide and of phantoms, side by side, to this picture"
+    )
     args = parser.parse_args()
     found: dict[tuple[str, str], list[dict]] = {}
     for kind, stain, rgb, true in (
@@ -128,6 +131,8 @@ def main() -> None:
     record("likeness", rows)
     if args.plot:
         plot(found, args.plot)
+    if args.slide and args.beside:
+        write_image(args.beside, beside(args.slide), jpeg_quality=88)
 
 
 def spread(values, digits: int = 2) -> str:
@@ -137,6 +142,39 @@ def spread(values, digits: int = 2) -> str:
         return "-"
     low, middle, high = np.nanpercentile(values, [10, 50, 90])
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def beside(slide: Path, side: int = 360, step: int = 120) -> np.ndarray:
+    """Two crops of a real slide with most nuclei and two with most collagen, above phantoms at its pixel size."""
+    import openslide
+
+    with openslide.OpenSlide(slide) as opened:
+        mpp = Resolution(float(opened.properties[openslide.PROPERTY_NAME_MPP_X]))
+        whole = np.asarray(opened.read_region((0, 0), 0, opened.dimensions).convert("RGB"))
+    crops = []
+    for y in range(0, whole.shape[0] - side, step):
+        for x in range(0, whole.shape[1] - side, step):
+            crop = whole[y : y + side, x : x + side]
+            if (crop.min(axis=2) < 225).mean() > 0.9:  # tissue all over
+                crops.append((y, x, nuclei(crop), crop))
+    crops.sort(key=lambda crop: crop[2])
+    chosen: list[tuple] = []
+    for candidates in (crops[::-1], crops):
+        for crop in candidates:
+            apart = all(max(abs(crop[0] - y), abs(crop[1] - x)) >= side for y, x, *_ in chosen)
+            if apart:
+                chosen.append(crop)
+            if len(chosen) in (2, 4):
+                break
+    drawn = []
+    for seed in (0, 9, 20, 28, 41, 50, 52, 63):
+        specimen = Specimen.draw(seed)
+        window = choose_fields(specimen, Size(side, side), mpp, 1)[0]
+        drawn.append(Phantom(specimen, resolution=mpp).he(window))
+    rows = [[crop[3] for crop in chosen], drawn[:4], drawn[4:]]
+    gap = np.full((side, 6, 3), 255, np.uint8)
+    lines = [np.concatenate([part for tile in row for part in (tile, gap)], axis=1) for row in rows]
+    return np.concatenate([part for line in lines for part in (line, np.full((6, line.shape[1], 3), 255, np.uint8))])
 
 
 def plot(found: dict, path: Path) -> None:

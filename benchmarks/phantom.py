@@ -2,9 +2,9 @@
 
     python benchmarks/phantom.py
 
-Each case runs in a process of its own. Pairs: 1024² H&E and consecutive IHC at 0.5 µm/px on one core, in processor time,
-since other work on the machine is not the phantom's. Slides: the H&E of two slides of one width, one four times as tall,
-with as many workers as cores; memory is that of the process that writes, its workers excluded.
+Each case runs in a process of its own. Pairs: 1024² H&E and consecutive IHC at 0.5 µm/px on one core, in processor
+time, since other work on the machine is not the phantom's. Slides: the H&E of two slides of one width, one four times
+as tall, with as many workers as cores; memory is that of the process that writes, its workers excluded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def pairs(folder: Path, layout: str) -> dict:
     from sheafstain.datasets.phantom.plan import Plan
     from sheafstain.window import Resolution, Size
 
-    plan = Plan("pairs" if layout == "none" else layout, 5, PAIRS, 0, ("HER2",), Size(1024, 1024), Resolution(0.5), 1, False)
+    plan = Plan(
+        "pairs" if layout == "none" else layout, 5, PAIRS, 0, ("HER2",), Size(1024, 1024), Resolution(0.5), 1, False
+    )
     items = plan.items()
     Phantom(items[0].specimen).draw(items[0].window, ("he",))  # imports and first-use costs are not a rate
     clock, cpu = time.perf_counter(), time.process_time()

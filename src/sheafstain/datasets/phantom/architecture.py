@@ -87,12 +87,13 @@ def architecture(specimen: Specimen, ys: Floats, xs: Floats, extent: tuple[float
     threshold = 0.4 - s.tumour - 0.6 * noise(_Channel.TUMOUR, 1400.0)
     nest = distance(nests - threshold, s.nest)
     lumen_rise = 0.8 - 0.35 * s.gland
-    gland = np.clip(3 * (noise(_Channel.KIND, 700.0) + 2.4 * (s.gland - 0.5)), -1.5, 1.0)
-    lumen = distance(nests - threshold - lumen_rise - (1 - gland), s.nest)
+    gland = np.clip(3 * (noise(_Channel.KIND, 700.0) + 2.4 * (s.gland - 0.38)), -1.5, 1.0)
+    # A lumen opens at a peak of the nest field, however low the threshold of a tumour-rich specimen lies.
+    lumen = distance(nests - np.maximum(threshold + lumen_rise, 1.0 - 0.2 * s.gland) - (1 - gland), s.nest)
     # Cribriform growth: round lumina punched into wide nests.
     punched = distance(noise(_Channel.PUNCH, 62.0) - 1.25 - 0.9 * (1 - gland), 62.0)
     lumen = np.maximum(lumen, np.minimum(punched, nest - 13))
-    necrosis = distance(nests - threshold - 2.2 + 0.6 * (noise(_Channel.NECROSIS, 900.0) + s.necrosis), s.nest)
+    necrosis = distance(nests - threshold - 2.5 + 0.6 * (noise(_Channel.NECROSIS, 900.0) + s.necrosis), s.nest)
     necrosis = np.where(gland > 0.6, np.float32(-50), necrosis)
 
     wobble = noise(_Channel.WOBBLE, 45.0)

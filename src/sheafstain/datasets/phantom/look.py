@@ -47,14 +47,14 @@ class Look:
     def draw(cls, seed: int, stain: Literal["he", "ihc"]) -> Look:
         d = Draws(seed ^ (0x48454845 if stain == "he" else 0x49484349))
         bases = (_HAEMATOXYLIN, _EOSIN, _BLOOD) if stain == "he" else (_COUNTERSTAIN, _DAB, _PIGMENT)
-        spread = 0.05 if stain == "he" else 0.045
+        spread = 0.05 if stain == "he" else 0.037
         dyes = np.array(
             [[v + d.gauss(f"dye {i} {c}", spread) for c, v in enumerate(row)] for i, row in enumerate(bases)]
         )
         dyes = np.clip(dyes, 0.03, None)
         dyes /= np.linalg.norm(dyes, axis=1, keepdims=True)
         if stain == "he":
-            strength = [1.45 * np.exp(d.gauss("h", 0.22)), 1.4 * np.exp(d.gauss("e", 0.3)), 1.4]
+            strength = [1.45 * np.exp(d.gauss("h", 0.22)), 1.32 * np.exp(d.gauss("e", 0.25)), 1.3]
         else:
             strength = [0.82 * np.exp(d.gauss("h", 0.35)), 1.1 * np.exp(d.gauss("dab", 0.16)), 1.0]
         light = d.between("light", 0.90, 0.985) if d.chance("bright", 0.8) else d.between("dim", 0.70, 0.9)

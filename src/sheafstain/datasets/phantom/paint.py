@@ -27,8 +27,8 @@ def haematoxylin_eosin(c: Canvas) -> list[Map]:
     edge = np.exp(-((c.cells.border / 0.8) ** 2)) * (c.cells.owner > 0)
 
     # Stroma: bundles of collagen with gaps between them, more gaps where it is loose.
-    eosin = (0.60 + 0.2 * c.fibre + 0.07 * c.grain + 0.04 * c.wave) * (1 - 0.35 * f.loose)
-    gap = np.clip(2.2 * (1.35 * f.loose - 1.25 - 0.75 * c.fibre + 0.25 * c.holes), 0, 1)
+    eosin = (0.60 + 0.25 * c.fibre + 0.05 * c.grain + 0.03 * c.wave) * (1 - 0.35 * f.loose)
+    gap = _gaps(c)
     eosin = np.maximum(eosin, 0.06) * (1 - 0.88 * gap)
     haematoxylin = 0.05 + 0.03 * c.grain + 0.10 * f.lymph
     blood = np.zeros_like(eosin)
@@ -50,8 +50,8 @@ def haematoxylin_eosin(c: Canvas) -> list[Map]:
     cytoplasm_e = 0.30 + 0.09 * tone + 0.08 * c.grain + 0.05 * c.wave + (0.16 - 0.3 * s.vacuoles) * edge
     vacuole = np.clip(3 * (c.holes + 0.35 * c.wave - 2.3 + 1.2 * s.vacuoles + 0.3 * edge), 0, 1) * (s.vacuoles > 0)
     lay(cover.nest, cytoplasm_h * (1 - 0.85 * vacuole), np.maximum(cytoplasm_e, 0.03) * (1 - 0.9 * vacuole))
-    lay(cover.necrosis, 0.12 + 0.05 * c.grain + 0.04 * c.holes, 0.78 + 0.10 * c.grain + 0.1 * c.wave)
-    secretion = np.clip(0.9 * (c.holes - 1.1 + 0.3 * c.wave), 0, 0.35)
+    lay(cover.necrosis, 0.12 + 0.05 * c.grain + 0.04 * c.holes, 0.6 + 0.10 * c.grain + 0.1 * c.wave)
+    secretion = np.clip(0.28 * (c.holes - 1.0 + 0.5 * c.wave + 0.25 * c.grain), 0, 0.4)
     lay(cover.lumen, 0.12 * secretion, secretion + 0.008)
     lay(cover.duct, 0.2 + 0.03 * c.grain, 0.42 + 0.05 * c.grain + 0.06 * edge)
     lay(cover.duct_lumen, 0.1 * secretion, 0.8 * secretion + 0.008)
@@ -65,12 +65,12 @@ def haematoxylin_eosin(c: Canvas) -> list[Map]:
 
 def immunostain(c: Canvas, marker: Marker, look: Look) -> list[Map]:
     """[counterstain, DAB, pigment], each [h, w]."""
-    s, f = c.specimen, c.fine
+    s = c.specimen
     cover = _Covers(c)
     tone = _cell_tone(c)
     dirt = _background(s.seed, marker)
 
-    gap = np.clip(2.2 * (1.35 * f.loose - 1.25 - 0.75 * c.fibre + 0.25 * c.holes), 0, 1)
+    gap = _gaps(c)
     counter = look.stroma * (0.11 + 0.05 * c.fibre + 0.025 * c.grain) * (1 - 0.8 * gap)
     dab = dirt * (0.05 + 0.02 * c.fibre + 0.015 * c.grain) * (1 - 0.8 * gap)
     pigment = np.zeros_like(dab)
@@ -112,6 +112,11 @@ def immunostain(c: Canvas, marker: Marker, look: Look) -> list[Map]:
     pigment += 2.2 * np.clip(4 * (c.holes * 0.55 + 0.5 * c.wave + 0.4 * c.grain - 3.35), 0, 1)  # specks
     glass = cover.glass
     return [np.maximum(counter, 0) * (1 - glass), np.maximum(dab, 0) * (1 - glass), pigment]
+
+
+def _gaps(c: Canvas) -> Map:
+    """The empty space between bundles of collagen, [h, w] in 0 … 1: none where the stroma is dense."""
+    return np.clip(3.4 * (1.35 * c.fine.loose - 1.25 - 0.75 * c.fibre + 0.25 * c.holes), 0, 1)
 
 
 class _Covers:

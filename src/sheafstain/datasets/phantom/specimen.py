@@ -85,7 +85,7 @@ class Specimen:
             nest=d.between("nest", 95, 200) - 45 * gland,
             gland=gland,
             cords=d.unit("cords") ** 2,
-            fat=d.between("fat", -2.2, 0.1),
+            fat=d.between("fat", -2.6, -0.1),
             lymph=d.between("lymph", -1.1, 0.5),
             necrosis=necrosis,
             loose=d.unit("loose"),
