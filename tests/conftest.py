@@ -6,6 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # One worker a core already: threads of numpy and torch, which read this when imported, would only fight.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+settings.register_profile("sheafstain", deadline=None)  # a busy machine is not a failure
+settings.load_profile("sheafstain" if "CI" not in os.environ else "ci")
 
 
 def _beside_the_repository(name: str, variable: str) -> Path:

@@ -1,8 +1,8 @@
 """Integer geometry: windows, sizes and resolutions as frozen values, so that no function passes a bare tuple.
 
-A window is a rectangle in pixel coordinates of one image or one slide level, rows first. Windows are half-open: a window
-covers the rows ``y … bottom - 1`` and the columns ``x … right - 1``. Coordinates may be negative or beyond an image; who
-cuts decides what lies there.
+A window is a rectangle in pixel coordinates of one image or one slide level, rows first. Windows are half-open: a
+window covers the rows ``y … bottom - 1`` and the columns ``x … right - 1``. Coordinates may be negative or beyond an
+image; who cuts decides what lies there.
 """
 
 from __future__ import annotations

@@ -4,40 +4,51 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+from difflib import get_close_matches
 from typing import Annotated, NoReturn
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError
 
 from sheafstain import __version__
 from sheafstain.cli.console import console
 from sheafstain.errors import SheafStainError
+
+_DATA = Group.create_ordered("Data")
+_SHEAF = Group.create_ordered("Sheaf")
+_ABOUT = Group.create_ordered("About")
+_EVERYWHERE = Group.create_ordered("With every command")
 
 app = App(
     name="sheafstain",
     version=__version__,
     help="""Virtual IHC from H&E histology, without seams, at whole-slide size, with a map of where not to trust it.
 
-    A research tool: nothing it writes is a diagnosis.""",
+    Research use only: not a medical device, and nothing it writes is a diagnosis.""",
     help_format="plaintext",
+    default_parameter=Parameter(negative_iterable=()),  # no --empty-… beside every option that takes a list
 )
-app["--help"].group = app["--version"].group = "About"
+app["--help"].group = app["--version"].group = _ABOUT
+app.meta.group_parameters = _EVERYWHERE
+app.suppress_keyboard_interrupt = app.meta.suppress_keyboard_interrupt = False  # main says it
 
-data = App(name="data", help="Draw phantom data sets and check real ones.", help_format="plaintext")
+# The help given here is for the list of commands, which imports none of them; a command's own page has its docstring.
+data = App(name="data", group=_DATA, help="Draw phantom data sets and check real ones.", help_format="plaintext")
 app.command(data)
-
-app.command("sheafstain.cli.doctor:doctor")
-data.command("sheafstain.cli.data_check:check")
-data.command("sheafstain.cli.data_phantom:phantom")
-
-app.meta.group_parameters = "Everywhere"
+data.command("sheafstain.cli.data_check:check", help="Check a data set for what would spoil a training.")
+data.command("sheafstain.cli.data_phantom:phantom", help="Draw H&E/IHC pairs or a whole slide with known truth.")
+app.command("sheafstain.cli.encoders:encoders", group=_SHEAF, help="List the encoders and which are present here.")
+app.command("sheafstain.cli.sections:sections", group=_SHEAF, help="Encode a data set once, for training to cut from.")
+app.command("sheafstain.cli.audit:audit", group=_SHEAF, help="Measure how far an encoder's tokens are from a sheaf.")
+app.command("sheafstain.cli.doctor:doctor", group=_ABOUT, help="Say what is installed here, and how to get the rest.")
 
 
 @app.meta.default
 def _launch(
     *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-    json: Annotated[bool, Parameter(negative=())] = False,
-    debug: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
+    debug: Annotated[bool, Parameter(negative=(), show_default=False)] = False,
 ) -> None:
     """
     Parameters
@@ -47,18 +58,26 @@ def _launch(
     debug
         Show the traceback of an error.
     """
-    console.json, console.debug = json, debug
+    # Both were read in main, so that a wrong command line is told in the same way.
     app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
 
 
 def main() -> NoReturn:
     """Exit code 0 when done, 1 when it failed, 2 when the command was wrong, 130 when interrupted."""
+    tokens = sys.argv[1:]
+    console.json, console.debug = "--json" in tokens, "--debug" in tokens
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no temporary file is left
     try:
-        app.meta(exit_on_error=False, print_error=False, result_action="return_value")
+        for command in app.parse_commands(tokens)[1]:
+            if command.default_command:
+                # Its docstring, paragraphs filled, instead of the line from the list of commands.
+                command.help, command.help_format = None, "markdown"
+        app.meta(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()  # while a reader that went away can still be told from a failure
     except SheafStainError as error:
         _fail(str(error), error.exit_code)
     except CycloptsError as error:
-        _fail(f"{' '.join(str(error).split())} See: sheafstain --help", 2)
+        _fail(_usage(error), 2)
     except BrokenPipeError:
         # The reader went away (``| head``): point stdout elsewhere so that the interpreter's last flush is quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -67,7 +86,23 @@ def main() -> NoReturn:
         _fail(_os_error(error), 1)
     except KeyboardInterrupt:
         _fail("interrupted", 130)
+    except Exception as error:
+        _fail(f"{type(error).__name__}: {error} (a bug; --debug shows where)", 1)
     sys.exit(0)
+
+
+def _usage(error: CycloptsError) -> str:
+    where = " ".join(["sheafstain", *(error.command_chain or ())])
+    text = _unknown(error) if isinstance(error, UnknownCommandError) else " ".join(str(error).split())
+    return f"{text} See: {where} --help"
+
+
+def _unknown(error: UnknownCommandError) -> str:
+    """What cyclopts says, without importing every command to say it."""
+    token = str((error.unused_tokens or [""])[0])
+    near = get_close_matches(token, [*(error.app or ()), "--json", "--debug"], n=1)
+    what = "option" if token.startswith("-") else "command"
+    return f'Unknown {what} "{token}".' + (f' Did you mean "{near[0]}"?' if near else "")
 
 
 def _os_error(error: OSError) -> str:
@@ -83,9 +118,9 @@ def _os_error(error: OSError) -> str:
 
 
 def _fail(text: str, code: int) -> NoReturn:
-    if console.debug and sys.exc_info()[0] is not None:
+    if console.debug:
         import traceback
 
         traceback.print_exc()
-    console.error(text)
+    console.error(" ".join(text.split()))
     sys.exit(code)

@@ -35,7 +35,7 @@ class Console:
         else:
             print(f"warning: {text}", file=sys.stderr, flush=True)
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, /, **fields: Any) -> None:
         """A fact for machines; silent without ``--json``."""
         if self.json:
             print(json.dumps({"event": name, **fields}, ensure_ascii=False, default=str), flush=True)
@@ -94,7 +94,14 @@ class Console:
 @contextmanager
 def _bar(label: str, total: int, unit: str) -> Iterator[Advance]:
     from rich.console import Console as RichConsole
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"),

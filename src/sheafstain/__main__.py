@@ -1,0 +1,5 @@
+"""``python -m sheafstain``, the same as ``sheafstain``."""
+
+from sheafstain.cli import main
+
+main()

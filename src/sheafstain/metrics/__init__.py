@@ -1,0 +1,1 @@
+"""How good a translated image is: one suite for every method, reading files alone."""
