@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sheafstain
-from sheafstain.cli import app, main
+from sheafstain.cli import app
 from sheafstain.errors import SheafStainError, UsageError
 
 HEAVY = ("torch", "torchvision", "timm", "scipy", "numpy", "PIL", "tifffile", "imagecodecs", "openslide", "matplotlib")
@@ -20,19 +20,6 @@ HEAVY = ("torch", "torchvision", "timm", "scipy", "numpy", "PIL", "tifffile", "i
 def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sheafstain", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """The command line in this process: exit code, standard output, standard error."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["sheafstain", *arguments])
-        with pytest.raises(SystemExit) as left:
-            main()
-        return (int(left.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture

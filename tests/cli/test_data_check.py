@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sheafstain.cli import main
 from sheafstain.slides.image import write_image
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")  # the command line is what is tested
-
-
-def sheafstain(*arguments: str | Path) -> int:
-    """Run the command line in this process; returns the exit code."""
-    before, sys.argv = sys.argv, ["sheafstain", *map(str, arguments)]
-    try:
-        with pytest.raises(SystemExit) as caught:
-            main()
-    finally:
-        sys.argv = before
-    assert isinstance(caught.value.code, int)
-    return caught.value.code
 
 
 @pytest.fixture
@@ -42,8 +29,10 @@ def mist(tmp_path: Path) -> Path:
     return tmp_path / "MIST"
 
 
-def test_errors_are_told_and_the_exit_code_is_1(mist: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sheafstain("data", "check", mist, "--layout", "mist") == 1
+def test_errors_are_told_and_the_exit_code_is_1(
+    run: Callable[..., int], mist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("data", "check", mist, "--layout", "mist") == 1
     out, err = capsys.readouterr()
     assert "HER2" in out
     assert "4642" in out
@@ -52,20 +41,22 @@ def test_errors_are_told_and_the_exit_code_is_1(mist: Path, capsys: pytest.Captu
     assert err.splitlines()[-1] == f"sheafstain: {mist}: 5 errors (5 leak), 0 warnings"
 
 
-def test_a_set_without_errors_exits_0(mist: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sheafstain("data", "check", mist, "--allow-leak") == 0
+def test_a_set_without_errors_exits_0(run: Callable[..., int], mist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("data", "check", mist, "--allow-leak") == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == "passed: 0 errors, 5 warnings"
     assert "reading: 20/20 files" in err
 
 
-def test_the_table_is_short_and_the_report_is_whole(mist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_is_short_and_the_report_is_whole(
+    run: Callable[..., int], mist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for file in (mist / "HER2" / "TrainValAB" / "trainB").iterdir():
         file.write_bytes(b"")
     report = mist.parent / "report.json"
     for k in range(3):
         (mist / "HER2" / "TrainValAB" / "valA" / f"extra{k}.png").write_text("no image")
-    assert sheafstain("data", "check", mist, "--allow-leak", "--report", report) == 1
+    assert run("data", "check", mist, "--allow-leak", "--report", report) == 1
     out, err = capsys.readouterr()
     assert out.count(" error      unreadable ") == 6  # five of the eight, and the line that says so
     assert "… and 3 more" in out
@@ -75,8 +66,8 @@ def test_the_table_is_short_and_the_report_is_whole(mist: Path, capsys: pytest.C
     assert "11 errors (8 unreadable, 3 unpaired)" in err
 
 
-def test_json_lines(mist: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sheafstain("--json", "data", "check", mist) == 1
+def test_json_lines(run: Callable[..., int], mist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--json", "data", "check", mist) == 1
     out, err = capsys.readouterr()
     events = [json.loads(line) for line in out.splitlines()]
     names = [event["event"] for event in events]
@@ -90,21 +81,25 @@ def test_json_lines(mist: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert err.count("\n") == 1
 
 
-def test_a_split_by_slide_mends_the_leak(mist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_split_by_slide_mends_the_leak(
+    run: Callable[..., int], mist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = mist.parent / "split.csv"
-    assert sheafstain("data", "check", mist, "--write-split", path, "--val-fraction", "0.4", "--seed", "1") == 0
+    assert run("data", "check", mist, "--write-split", path, "--val-fraction", "0.4", "--seed", "1") == 0
     rows = list(csv.DictReader(path.open()))
     assert len(rows) == 10
     assert len({(row["slide"], row["split"]) for row in rows}) == 5
     assert sum(row["split"] == "val" for row in rows) == 4
-    assert sheafstain("data", "check", mist, "--split", path) == 0
+    assert run("data", "check", mist, "--split", path) == 0
     assert "passed: 0 errors, 0 warnings" in capsys.readouterr().out
-    assert sheafstain("data", "check", mist, "--write-split", path) == 1
+    assert run("data", "check", mist, "--write-split", path) == 1
     assert "is there already" in capsys.readouterr().err
 
 
-def test_no_split_for_bci(real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sheafstain("data", "check", real / "bci", "--write-split", tmp_path / "split.csv") == 1
+def test_no_split_for_bci(
+    run: Callable[..., int], real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("data", "check", real / "bci", "--write-split", tmp_path / "split.csv") == 1
     assert "no slide-level split" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -123,28 +118,35 @@ def test_no_split_for_bci(real: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_bad_use(
-    mist: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], code: int, words: str
+    run: Callable[..., int],
+    mist: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    code: int,
+    words: str,
 ) -> None:
-    assert sheafstain("data", "check", *(argument.format(mist=mist) for argument in arguments)) == code
+    assert run("data", "check", *(argument.format(mist=mist) for argument in arguments)) == code
     err = capsys.readouterr().err
     assert words in err
     assert err.count("\n") == 1
     assert "Traceback" not in err
 
 
-def test_an_impossible_report_is_refused_before_reading(mist: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_impossible_report_is_refused_before_reading(
+    run: Callable[..., int], mist: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (mist.parent / "file").touch()
     report = mist.parent / "file" / "report.json"
-    assert sheafstain("data", "check", mist, "--report", report) == 1
+    assert run("data", "check", mist, "--report", report) == 1
     out, err = capsys.readouterr()
     assert err == f"sheafstain: {report}: Not a directory\n"
     assert "what is wrong" not in out
 
 
-def test_real_sets(real: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sheafstain("data", "check", real / "bci") == 0
-    assert sheafstain("data", "check", real / "mist", "--layout", "mist") == 0
+def test_real_sets(run: Callable[..., int], real: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("data", "check", real / "bci") == 0
+    assert run("data", "check", real / "mist", "--layout", "mist") == 0
     out = capsys.readouterr().out
     assert "0: 1, 1+: 1, 2+: 1, 3+: 1" in out
-    assert sheafstain("data", "check", real) == 2
+    assert run("data", "check", real) == 2
     assert "more than one data set" in capsys.readouterr().err

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import textwrap
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -575,24 +574,6 @@ def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         write_image(tmp_path / "missing" / "a.png", COLOURS)
     assert caught.value.filename == str(tmp_path / "missing" / "a.png")
-
-
-def mounted(folder: Path, options: str) -> bool:
-    folder.mkdir(exist_ok=True)
-    try:
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except OSError:
-        return False
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "disk"
-    if not mounted(folder, "size=64k"):
-        pytest.skip("mounting a small tmpfs is not permitted here; the file-size limit stands in for it")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 NOISE = RNG.integers(0, 256, (300, 300, 3), dtype=np.uint8)  # 270 kB that no codec makes smaller

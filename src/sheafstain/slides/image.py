@@ -99,7 +99,7 @@ def write_image(path: Path | str, array: NDArray[np.uint8], *, jpeg_quality: int
     except (OSError, ValueError) as error:  # a JPEG has at most 65,535 pixels a side
         raise SheafStainError(f"{path}: cannot be written as {name} ({error}); choose another format") from error
     with whole(path) as part:
-        part.write_bytes(encoded.getbuffer())
+        part.write_bytes(encoded.getvalue())
 
 
 @contextmanager
