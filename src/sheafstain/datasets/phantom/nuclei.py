@@ -282,7 +282,7 @@ def _debris(s: Specimen, section: Section, sample: _Sampler, reach: float) -> Nu
     lot = _Lot(s, section, sample, 360, 6.5, reach)
     lot.keep(lot.unit(2) < 0.22)
     dying = (lot.nest > 4) & (lot.lumen < -3) & (lot.unit(3) < 0.02 + 0.055 * s.pleomorphism)
-    lot.keep((lot.necrosis > 1) | dying)
+    lot.keep(((lot.necrosis > 1) & (lot.lumen < -1)) | dying)
     radius = 0.7 + 1.5 * lot.unit(4) ** 2
     return lot.nuclei(Nucleus.DEBRIS, radius * 1.2, radius, np.pi * lot.unit(5), 1.2 + 0.2 * lot.gauss(6), 0.0, 0.25)
 
