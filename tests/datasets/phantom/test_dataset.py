@@ -53,7 +53,11 @@ def test_another_seed_draws_other_pairs(tmp_path: Path) -> None:
     [
         ("pairs", ("ER",), {("IHC", "train"): 2, ("IHC", "val"): 1}),
         ("bci", ("HER2",), {("HER2", "train"): 2, ("HER2", "test"): 1}),
-        ("mist", ("HER2", "Ki67"), {("HER2", "train"): 2, ("HER2", "val"): 1, ("Ki67", "train"): 2, ("Ki67", "val"): 1}),
+        (
+            "mist",
+            ("HER2", "Ki67"),
+            {("HER2", "train"): 2, ("HER2", "val"): 1, ("Ki67", "train"): 2, ("Ki67", "val"): 1},
+        ),
     ],
 )
 def test_layouts_are_read_and_found_whole(tmp_path: Path, layout, markers, counts) -> None:

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.ndimage import map_coordinates
 
-from sheafstain.datasets.phantom.architecture import PITCH, Tissue, architecture
-from sheafstain.datasets.phantom.canvas import REACH, Canvas, Frame, canvas
+from sheafstain.datasets.phantom.architecture import Tissue
+from sheafstain.datasets.phantom.bed import Bed, Frame
+from sheafstain.datasets.phantom.canvas import Canvas, canvas
 from sheafstain.datasets.phantom.cut import FARTHEST, Cut
 from sheafstain.datasets.phantom.nuclei import Nucleus
 from sheafstain.datasets.phantom.paint import immunostain
@@ -33,9 +34,7 @@ def field(seed: int, marker: Marker = "HER2") -> tuple[Phantom, Window]:
 
 def section(seed: int, index: int, frame: Frame) -> Canvas:
     specimen = Specimen.draw(seed)
-    reach = frame.margin(REACH + FARTHEST + 4 * PITCH, PITCH)
-    cut = (Cut.first, Cut.next)[index](seed)
-    return canvas(specimen, cut, frame, architecture(specimen, reach.ys, reach.xs))
+    return canvas(specimen, (Cut.first, Cut.next)[index](seed), frame, Bed.under(specimen, frame))
 
 
 @given(y=st.integers(-300, 500), x=st.integers(-300, 500), h=st.integers(1, 300), w=st.integers(1, 300))

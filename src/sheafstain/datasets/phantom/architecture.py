@@ -223,11 +223,11 @@ def _droplets(s: Specimen, ys: Floats, xs: Floats, every: float = 58.0) -> Map:
     first = np.full((len(ys), len(xs)), 1e4, np.float32)
     second = first.copy()
     for i, row in enumerate(rows):
-        near_y = np.abs(ys - (row + 0.5) * every) < 1.6 * every
+        near_y = np.abs(ys - (row + 0.5) * every) < 1.3 * every
         if not near_y.any():
             continue
         for j, column in enumerate(columns):
-            near_x = np.abs(xs - (column + 0.5) * every) < 1.6 * every
+            near_x = np.abs(xs - (column + 0.5) * every) < 1.3 * every
             if not near_x.any():
                 continue
             part = np.ix_(near_y, near_x)

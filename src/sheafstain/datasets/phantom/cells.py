@@ -11,6 +11,9 @@ from sheafstain.datasets.phantom.architecture import Map
 from sheafstain.datasets.phantom.nuclei import Nuclei
 
 _REACH = 0.92  # cell diameters: beyond this no centre is among the two nearest
+_FINENESS = 1 << 14  # steps of distance per µm
+_OWNER_BITS = 32
+_NOWHERE = np.int64(1 << 62)  # farther than anything, and owned by none
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,6 @@ def divide(nuclei: Nuclei, frame_y: float, frame_x: float, step: float, wave: Ma
     ``wave`` and ``sway`` [h, w]: smooth noise of variance 1 that bends the borders.
     """
     index = np.flatnonzero(nuclei.cell > 0)
-    index = index[np.argsort(nuclei.key[index], kind="stable")]
     half = int(np.ceil(_REACH * nuclei.cell[index].max(initial=0) / step)) + 1
     pad, side = 2 * half + 1, 2 * half + 1
     tall, wide = wave.shape[0] + 2 * pad, wave.shape[1] + 2 * pad
@@ -36,25 +38,26 @@ def divide(nuclei: Nuclei, frame_y: float, frame_x: float, step: float, wave: Ma
     inside = (row > half) & (row < tall - half - 1) & (column > half) & (column < wide - half - 1)
     index, row, column = index[inside], row[inside], column[inside]
     bend = np.pad(np.stack([np.float32(0.8) * sway, np.float32(0.6) * (wave + sway)]), ((0, 0), (pad, pad), (pad, pad)))
-    first, second = np.full((2, tall, wide), 1e3, np.float32)
-    owner, rival = np.zeros((2, tall, wide), np.int32)
     top, left = row.astype(int) - half, column.astype(int) - half
+    # Distance and owner travel in one integer, so that the nearer of two is their minimum.
+    first, second = np.full((2, tall, wide), _NOWHERE)
     for start in range(0, len(index), 64):  # batches that stay in the cache
         batch = slice(start, start + 64)
         distances = _distances(
             nuclei, index[batch], row[batch], column[batch], top[batch], left[batch], side, step, bend
         )
-        for i, r, c, distance in zip(index[batch], top[batch], left[batch], distances, strict=True):
+        keys = (distances * np.float32(_FINENESS)).astype(np.int64) << _OWNER_BITS
+        keys |= index[batch, None, None] + 1
+        for r, c, key in zip(top[batch], left[batch], keys, strict=True):
             part = (slice(r, r + side), slice(c, c + side))
-            f1, f2, o1, o2 = first[part], second[part], owner[part], rival[part]
-            np.copyto(o2, i + 1, where=distance < f2)
-            nearer = distance < f1
-            np.copyto(o2, o1, where=nearer)
-            np.copyto(o1, i + 1, where=nearer)
-            np.minimum(f2, np.maximum(f1, distance), out=f2)
-            np.minimum(f1, distance, out=f1)
-    inner = (slice(pad, pad + wave.shape[0]), slice(pad, pad + wave.shape[1]))
-    return Cells(owner[inner], rival[inner], (second[inner] - first[inner]) / 2)
+            f1, f2 = first[part], second[part]
+            np.minimum(f2, np.maximum(f1, key), out=f2)
+            np.minimum(f1, key, out=f1)
+    first, second = (a[pad : pad + wave.shape[0], pad : pad + wave.shape[1]] for a in (first, second))
+    owners = (1 << _OWNER_BITS) - 1
+    border = ((second >> _OWNER_BITS) - (first >> _OWNER_BITS)).astype(np.float32) * np.float32(0.5 / _FINENESS)
+    border[second == _NOWHERE] = _REACH * 100  # one cell alone has no border
+    return Cells((first & owners).astype(np.int32), (second & owners).astype(np.int32), border)
 
 
 def _distances(n: Nuclei, index, row, column, top, left, side: int, step: float, bend) -> NDArray[np.float32]:

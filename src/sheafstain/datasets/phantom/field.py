@@ -8,6 +8,7 @@ band-limited, cheap on a grid (two small matrix products) and exact at scattered
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,14 +67,21 @@ class Axis:
 
     @classmethod
     def at(cls, positions: Floats, pitch: float) -> Axis:
-        """Positions in µm, ascending; pitch in µm between nodes."""
-        x = np.asarray(positions, np.float64) / pitch
+        """Evenly spaced positions in µm; pitch in µm between nodes."""
+        return _axis(float(positions[0]), float(positions[1] - positions[0]), len(positions), pitch)
+
+    @classmethod
+    def _regular(cls, start: float, step: float, count: int, pitch: float) -> Axis:
+        x = (start + step * np.arange(count)) / pitch
         cell = np.floor(x).astype(np.int64)
         nodes = np.arange(int(cell.min()) - 1, int(cell.max()) + 3)
         columns = (cell - 1 - nodes[0])[:, None] + np.arange(4)
         entries = spline_weights(x - cell).astype(np.float32).ravel()
         starts = np.arange(0, 4 * len(x) + 1, 4)
         return cls(nodes, csr_array((entries, columns.ravel(), starts), shape=(len(x), len(nodes))))
+
+
+_axis = lru_cache(512)(Axis._regular)  # the fields of a raster, and of its neighbours, share their axes
 
 
 @dataclass(frozen=True)

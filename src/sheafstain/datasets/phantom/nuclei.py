@@ -74,6 +74,8 @@ def populate(specimen: Specimen, section: Section, here: Architecture, reach: fl
     parts = []
     second = 0.86 + 0.4 * float(uniform(s.seed, 300, np.zeros(1, np.int64))[0])  # the other clone's nuclei, relative
     for clone, relative in ((0, 1.0), (1, second)):
+        if not ((here.nest > 0) & ((here.clone > 0) == bool(clone))).any():
+            continue
         radius = s.nucleus * relative
         lot = _Lot(s, section, sample, 310 + clone, 2 * radius * s.crowding, reach)
         lot.keep(lot.nest > 0.45 * radius)
@@ -81,10 +83,12 @@ def populate(specimen: Specimen, section: Section, here: Architecture, reach: fl
         lot.keep((lot.lumen < -0.45 * radius) & (lot.duct < -2) & (lot.tissue > 2))
         lot.keep((lot.necrosis < 0) | (lot.unit(8) < 0.04))
         parts.append(_tumour(s, lot, radius))
-    parts.append(_epithelium(s, section, sample, reach))
+    if here.duct.max() > 0:
+        parts.append(_epithelium(s, section, sample, reach))
     parts.append(_fibroblasts(s, section, sample, reach))
     parts.append(_lymphocytes(s, section, sample, reach))
-    parts.append(_endothelium(s, section, sample, reach))
+    if here.vessel.max() > 0:
+        parts.append(_endothelium(s, section, sample, reach))
     parts.append(_debris(s, section, sample, reach))
     return Nuclei.join(parts)
 
@@ -287,8 +291,10 @@ def _debris(s: Specimen, section: Section, sample: _Sampler, reach: float) -> Nu
     return lot.nuclei(Nucleus.DEBRIS, radius * 1.2, radius, np.pi * lot.unit(5), 1.2 + 0.2 * lot.gauss(6), 0.0, 0.25)
 
 
-def erythrocytes(specimen: Specimen, section: Section, here: Architecture, reach: float) -> Nuclei:
-    """Red cells: packed in some vessels, few in others."""
+def erythrocytes(specimen: Specimen, section: Section, here: Architecture, reach: float) -> Nuclei | None:
+    """Red cells: packed in some vessels, few in others; None where there is no vessel."""
+    if here.vessel_lumen.max() < 1.5:
+        return None
     lot = _Lot(specimen, section, _Sampler(here), 370, 5.6, reach)
     lot.keep(lot.vessel_lumen > 1.5)
     lot.keep(lot.unit(2) < np.where(lot.patch > 0.2, 0.92, 0.15))

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sheafstain.datasets.phantom.architecture import PITCH, architecture
-from sheafstain.datasets.phantom.canvas import REACH, Canvas, Frame, canvas
-from sheafstain.datasets.phantom.cut import FARTHEST, Cut
+from sheafstain.datasets.phantom.bed import Bed, Frame
+from sheafstain.datasets.phantom.canvas import Canvas, canvas
+from sheafstain.datasets.phantom.cut import Cut
 from sheafstain.datasets.phantom.look import Look
 from sheafstain.datasets.phantom.paint import haematoxylin_eosin, immunostain
 from sheafstain.datasets.phantom.specimen import Marker, Specimen
@@ -95,14 +95,13 @@ class Phantom:
         step = self.resolution.mpp
         side = BLOCK + 2 * _HALO
         frame = Frame((row * BLOCK - _HALO) * step, (column * BLOCK - _HALO) * step, step, side, side)
-        reach = frame.margin(REACH + FARTHEST + 4 * PITCH, PITCH)
         extent = None if self.size is None else (self.size.h * step, self.size.w * step)
-        wide = architecture(self.specimen, reach.ys, reach.xs, extent)
+        bed = Bed.under(self.specimen, frame, extent)
         made: dict[Layer, NDArray[Any]] = {}
         if _FIRST.intersection(layers):
-            self._make_first(canvas(self.specimen, self.first, frame, wide), row, column, layers, made)
+            self._make_first(canvas(self.specimen, self.first, frame, bed), row, column, layers, made)
         if "ihc" in layers:
-            c = canvas(self.specimen, self.next, frame, wide)
+            c = canvas(self.specimen, self.next, frame, bed)
             made["ihc"] = self._scan("ihc", immunostain(c, self.marker, self.looks["ihc"]), c, row, column)
         if "displacement" in layers:
             moved = self.next.displacement(frame.ys[_HALO:-_HALO], frame.xs[_HALO:-_HALO])
