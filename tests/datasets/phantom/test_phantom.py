@@ -34,7 +34,9 @@ def field(seed: int, marker: Marker = "HER2") -> tuple[Phantom, Window]:
 
 def section(seed: int, index: int, frame: Frame) -> Canvas:
     specimen = Specimen.draw(seed)
-    return canvas(specimen, (Cut.first, Cut.next)[index](seed), frame, Bed.under(specimen, frame))
+    bed = Bed.under(specimen, frame)
+    assert bed is not None, "all glass"
+    return canvas(specimen, (Cut.first, Cut.next)[index](seed), frame, bed)
 
 
 @given(y=st.integers(-300, 500), x=st.integers(-300, 500), h=st.integers(1, 300), w=st.integers(1, 300))
@@ -191,9 +193,15 @@ def test_unmixing_the_truth_finds_its_dab(marker: Marker) -> None:
 
 def test_glass_surrounds_a_slide_and_the_middle_is_tissue() -> None:
     phantom = Phantom(Specimen.draw(3), size=Size(6000, 8000))
-    corner = phantom.draw(Window(0, 0, 64, 64), ("tissue", "he"))
+    corner = phantom.draw(Window(0, 0, 64, 64), LAYERS)
     assert (corner["tissue"] == Tissue.GLASS).all()
-    assert corner["he"].std() < 6
+    assert not corner["nuclei"].any() and not corner["classes"].any() and not corner["dab"].any()
+    light = 255 * phantom.looks["he"].white ** phantom.looks["he"].gamma
+    np.testing.assert_allclose(corner["he"].mean(axis=(0, 1)), light, atol=1.5)
+    assert corner["he"].std(axis=(0, 1)).max() < 6
+    assert {k: v.dtype for k, v in corner.items()} == {
+        k: v.dtype for k, v in field(9)[0].draw(Window(field(9)[1].y, field(9)[1].x, 8, 8), LAYERS).items()
+    }
     middle = phantom.draw(Window(3000, 4000, 64, 64), ("tissue",))
     assert (middle["tissue"] != Tissue.GLASS).any()
     with pytest.raises(ValueError, match="not on the slide"):

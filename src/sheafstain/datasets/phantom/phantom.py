@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from sheafstain.datasets.phantom.architecture import Map
 from sheafstain.datasets.phantom.bed import Bed, Frame
 from sheafstain.datasets.phantom.canvas import Canvas, canvas
 from sheafstain.datasets.phantom.cut import Cut
@@ -98,11 +99,15 @@ class Phantom:
         extent = None if self.size is None else (self.size.h * step, self.size.w * step)
         bed = Bed.under(self.specimen, frame, extent)
         made: dict[Layer, NDArray[Any]] = {}
-        if _FIRST.intersection(layers):
-            self._make_first(canvas(self.specimen, self.first, frame, bed), row, column, layers, made)
-        if "ihc" in layers:
-            c = canvas(self.specimen, self.next, frame, bed)
-            made["ihc"] = self._scan("ihc", immunostain(c, self.marker, self.looks["ihc"]), c, row, column)
+        if bed is None:
+            made = {layer: self._glass(layer, row, column) for layer in layers if layer != "displacement"}
+        else:
+            if _FIRST.intersection(layers):
+                self._make_first(canvas(self.specimen, self.first, frame, bed), row, column, layers, made)
+            if "ihc" in layers:
+                c = canvas(self.specimen, self.next, frame, bed)
+                amounts = immunostain(c, self.marker, self.looks["ihc"])
+                made["ihc"] = self._scan("ihc", amounts, c.mist, c.fine.fold, (1, row, column))
         if "displacement" in layers:
             moved = self.next.displacement(frame.ys[_HALO:-_HALO], frame.xs[_HALO:-_HALO])
             made["displacement"] = (np.moveaxis(moved, 0, -1) / step).astype(np.float32)
@@ -111,11 +116,11 @@ class Phantom:
     def _make_first(self, c: Canvas, row: int, column: int, layers: tuple[Layer, ...], made: dict) -> None:
         inner = (slice(_HALO, -_HALO), slice(_HALO, -_HALO))
         if "he" in layers:
-            made["he"] = self._scan("he", haematoxylin_eosin(c), c, row, column)
+            made["he"] = self._scan("he", haematoxylin_eosin(c), c.mist, c.fine.fold, (0, row, column))
         if "truth" in layers or "dab" in layers:
             amounts = immunostain(c, self.marker, self.looks["ihc"])
             if "truth" in layers:
-                made["truth"] = self._scan("ihc", amounts, c, row, column)
+                made["truth"] = self._scan("ihc", amounts, c.mist, c.fine.fold, (0, row, column))
             if "dab" in layers:
                 made["dab"] = amounts[1][inner].copy()
         label = c.stamped.label[inner]
@@ -128,8 +133,19 @@ class Phantom:
         if "tissue" in layers:
             made["tissue"] = c.tissue()[inner].copy()
 
-    def _scan(self, stain: Literal["he", "ihc"], amounts, c: Canvas, row: int, column: int) -> NDArray[np.uint8]:
+    def _glass(self, layer: Layer, row: int, column: int) -> NDArray[Any]:
+        if layer in ("he", "ihc", "truth"):
+            nothing = np.zeros((BLOCK + 2 * _HALO, BLOCK + 2 * _HALO), np.float32)
+            stain: Literal["he", "ihc"] = "he" if layer == "he" else "ihc"
+            return self._scan(stain, [nothing] * 3, nothing, nothing, (int(layer == "ihc"), row, column))
+        dtype = {"dab": np.float32, "nuclei": np.int32}.get(layer, np.uint8)
+        return np.zeros((BLOCK, BLOCK), dtype)  # no DAB, no nucleus, Tissue.GLASS
+
+    def _scan(
+        self, stain: Literal["he", "ihc"], amounts: list[Map], mist: Map, fold: Map, block: tuple[int, int, int]
+    ) -> NDArray[np.uint8]:
+        """Light through a block; ``block`` is the section and the place on the lattice."""
         look = self.looks[stain]
-        key = (self.specimen.seed, c.cut.index, stain == "he", row, column)
-        picture = look.photograph(amounts, c.mist, c.fine.fold, c.frame.step, key)
+        key = (self.specimen.seed, int(stain == "he"), *block)
+        picture = look.photograph(amounts, mist, fold, self.resolution.mpp, key)
         return look.file(np.ascontiguousarray(picture[_HALO:-_HALO, _HALO:-_HALO]))
