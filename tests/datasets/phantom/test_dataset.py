@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 from sheafstain.datasets.check import check_dataset
 from sheafstain.datasets.layouts import open_dataset
-from sheafstain.datasets.phantom.dataset import write_dataset
+from sheafstain.datasets.phantom.dataset import pool, write_dataset
 from sheafstain.datasets.phantom.phantom import Phantom
 from sheafstain.datasets.phantom.plan import Plan
 from sheafstain.errors import SheafStainError, UsageError
@@ -134,3 +136,9 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SheafStainError, match="is a file"):
         write_dataset(tmp_path / "file", plan(), workers=1)
+
+
+def test_a_killed_worker_is_told_in_a_sentence() -> None:
+    with pytest.raises(SheafStainError, match="memory runs out"), pool(2, 2) as submit:
+        submit(partial(os.kill, os.getpid(), 0)).result()  # a worker works
+        submit(partial(os._exit, 9)).result()

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
@@ -62,6 +63,9 @@ def pool(workers: int | None, tasks: int) -> Iterator[Callable[[Callable[[], Any
     with _one_blas_thread(), ProcessPoolExecutor(workers, get_context("spawn")) as executor:
         try:
             yield executor.submit
+        except BrokenProcessPool as error:
+            text = "a drawing process was killed, which happens when memory runs out; use fewer --workers"
+            raise SheafStainError(text) from error
         except BaseException:
             executor.shutdown(wait=False, cancel_futures=True)
             raise
