@@ -5,6 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -142,3 +146,34 @@ def test_a_killed_worker_is_told_in_a_sentence() -> None:
     with pytest.raises(SheafStainError, match="memory runs out"), pool(2, 2) as submit:
         submit(partial(os.kill, os.getpid(), 0)).result()  # a worker works
         submit(partial(os._exit, 9)).result()
+
+
+@pytest.mark.parametrize("killer", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_is_left_when_the_command_is_stopped(tmp_path: Path, killer: int) -> None:
+    """Ctrl-C on a terminal goes to every process of the group, a kill only to the command. Both end all of them."""
+    command = [sys.executable, "-m", "sheafstain", "data", "phantom", str(tmp_path / "set"), "--train", "60"]
+    with subprocess.Popen(
+        [*command, "--size", "512x512", "--workers", "2"], start_new_session=True, stderr=subprocess.PIPE, text=True
+    ) as running:
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "set").rglob("*.png")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert list((tmp_path / "set").rglob("*.png")), "nothing was drawn"
+        if killer == signal.SIGINT:
+            os.killpg(running.pid, killer)
+        else:
+            running.kill()
+        error = running.communicate(timeout=60)[1]
+        assert running.returncode == (130 if killer == signal.SIGINT else -signal.SIGKILL)
+        if killer == signal.SIGINT:
+            assert error.splitlines()[-1] == "sheafstain: interrupted"
+            assert "Traceback" not in error
+        while time.monotonic() < deadline + 60:
+            try:
+                os.killpg(running.pid, 0)
+            except ProcessLookupError:
+                break
+            time.sleep(0.1)
+        else:
+            pytest.fail("workers outlive the command")
+    assert len(list((tmp_path / "set").rglob("*.png"))) < 120

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +63,25 @@ def pool(workers: int | None, tasks: int) -> Iterator[Callable[[Callable[[], Any
         yield _here
         return
     # Fresh interpreters, not forks: a fork of a process with threads (a progress bar is one) may hang.
-    with _one_blas_thread(), ProcessPoolExecutor(workers, get_context("spawn")) as executor:
+    with _one_blas_thread():
+        executor = ProcessPoolExecutor(workers, get_context("spawn"), _follow_parent)
         try:
             yield executor.submit
         except BrokenProcessPool as error:
             text = "a drawing process was killed, which happens when memory runs out; use fewer --workers"
             raise SheafStainError(text) from error
         except BaseException:
-            executor.shutdown(wait=False, cancel_futures=True)
+            executor.shutdown(cancel_futures=True)  # what is being drawn is finished, what waits is not begun
             raise
+        executor.shutdown()
+
+
+def _follow_parent() -> None:
+    """A worker leaves Ctrl-C, which reaches every process of a terminal, to its parent, and does not outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
 def cores() -> int:

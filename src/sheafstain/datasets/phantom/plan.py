@@ -8,6 +8,7 @@ was interrupted is finished by the same plan.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -55,7 +56,8 @@ class Plan:
         if self.layout == "bci" and self.markers != ("HER2",):
             raise UsageError("layout bci is a HER2 set; use --layout mist or pairs for another marker")
 
-    def items(self) -> list[Item]:
+    @lru_cache(4)  # noqa: B019  a plan is a small value, and looking for fields takes a while
+    def items(self) -> tuple[Item, ...]:
         """All pairs, in order. The markers of a MIST-like set are drawn on specimens of their own, as there."""
         out: list[Item] = []
         for marker in self.markers:
@@ -65,7 +67,7 @@ class Plan:
                     taken = min(count, self.fields)
                     out += self._fields(marker, split, number, taken)
                     number, count = number + 1, count - taken
-        return out
+        return tuple(out)
 
     def _fields(self, marker: Marker, split: str, number: int, count: int) -> list[Item]:
         # 20 bits for the specimen's number: seeds of neighbouring data sets do not share specimens.
