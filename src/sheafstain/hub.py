@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sheafstain.errors import SheafStainError
+from sheafstain.whole import whole, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -243,17 +244,14 @@ def convert(source: Path, target: Path) -> Path:
     if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         raise SheafStainError(f"{source}: holds no single table of tensors; save the state dict alone")
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        # clone(): two names may share one storage in a pickle, which safetensors refuses.
-        save_file({str(name): tensor.contiguous().clone() for name, tensor in tensors.items()}, partial)
-        partial.replace(target)
+        with whole(target) as part:
+            # clone(): two names may share one storage in a pickle, which safetensors refuses.
+            save_file({str(name): tensor.contiguous().clone() for name, tensor in tensors.items()}, part)
     except SafetensorError as error:  # the library's name for a full disk
         raise SheafStainError(
             f"{target}: could not be written ({error}); make room or choose another folder"
         ) from error
-    finally:
-        partial.unlink(missing_ok=True)
     return target
 
 
@@ -284,13 +282,3 @@ def _first(items: list[str], count: int = 3) -> str:
 
 def _shape(shape: tuple[int, ...]) -> str:
     return "×".join(map(str, shape)) or "a scalar"
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write under a temporary name in the same folder and rename: nobody ever sees half a file."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        partial.write_bytes(content)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -61,7 +61,7 @@ def check(
     from sheafstain.datasets.layouts import open_dataset
     from sheafstain.datasets.records import Severity
     from sheafstain.datasets.split import write_split as write_split_file
-    from sheafstain.slides.image import whole
+    from sheafstain.whole import whole
 
     if split is not None and write_split is not None:
         raise UsageError("--split uses a split and --write-split makes one: give one of them")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sheafstain.datasets.records import SPLITS, DataSet, in_order
 from sheafstain.errors import SheafStainError, UsageError
-from sheafstain.slides.image import whole
+from sheafstain.whole import whole
 
 
 def split_by_slide(dataset: DataSet, val_fraction: float = 0.2, seed: int = 0) -> dict[str, str]:

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from sheafstain.errors import SheafStainError
-from sheafstain.hub import write_whole
 from sheafstain.sheaf.audit import AuditImage, ImageAudit, Protocol
 from sheafstain.sheaf.encoders import Encoder
+from sheafstain.whole import write_whole
 
 
 class AuditLog:

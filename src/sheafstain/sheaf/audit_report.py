@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from sheafstain import __version__
-from sheafstain.hub import write_whole
 from sheafstain.sheaf.audit import DIRECTIONS, AuditImage
 from sheafstain.sheaf.audit_log import AuditLog
 from sheafstain.sheaf.registry import CROP
+from sheafstain.whole import write_whole
 
 H_AND_E = "H&E"
 HEADINGS = ("Horiz.", "Vert.", "Diag ↘", "Diag ↗")

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from sheafstain.errors import SheafStainError
 from sheafstain.sheaf.section import Section
-from sheafstain.slides.image import whole
+from sheafstain.whole import whole
 from sheafstain.window import Window
 
 FORMAT = 1

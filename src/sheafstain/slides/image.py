@@ -10,11 +10,10 @@ TIFF with several pages gives its first, which in a pyramid is the full resoluti
 from __future__ import annotations
 
 import io
-import secrets
 import stat
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -27,6 +26,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import TiffImageFile
 
 from sheafstain.errors import SheafStainError, UsageError
+from sheafstain.whole import whole
 from sheafstain.window import Size
 
 MAX_PIXELS = 13_000**2  # about 1.2 GB while being read; just below the limit that Pillow itself sets for TIFF
@@ -100,31 +100,6 @@ def write_image(path: Path | str, array: NDArray[np.uint8], *, jpeg_quality: int
         raise SheafStainError(f"{path}: cannot be written as {name} ({error}); choose another format") from error
     with whole(path) as part:
         part.write_bytes(encoded.getvalue())
-
-
-@contextmanager
-def whole(path: Path | str) -> Iterator[Path]:
-    """Yields a temporary path in the same folder, renamed to ``path`` when the block ends and removed when it fails.
-
-    The temporary name is hidden, so what a killed process leaves is not taken for data. An ``OSError`` (full disk,
-    read-only folder) leaves with ``path`` as its file name, which is the name that the user knows.
-    """
-    path = Path(path)
-    target = path.resolve() if path.is_symlink() else path
-    if target.exists() and not target.is_file():
-        what = "a folder" if target.is_dir() else "not a regular file"  # a rename would replace /dev/null itself
-        raise SheafStainError(f"{path}: is {what}; choose another name for the output")
-    part = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.part")
-    try:
-        yield part
-        part.replace(target)
-    except BaseException as error:
-        # Not missing_ok: it does not cover a "folder" of the path that is a file, which must not hide the error itself.
-        with suppress(OSError):
-            part.unlink()
-        if isinstance(error, OSError) and error.filename in (None, str(part)):
-            error.filename, error.filename2 = str(path), None
-        raise
 
 
 @contextmanager

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheafstain import __version__
-from sheafstain.slides.image import whole
+from sheafstain.whole import whole
 from sheafstain.window import Resolution, Size
 
 NOTICE = "research use only: not a medical device, not for diagnosis"

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from sheafstain.datasets.phantom.phantom import Layer, Phantom
 from sheafstain.datasets.phantom.plan import Item, LayoutName, Plan
 from sheafstain.errors import SheafStainError
-from sheafstain.slides.image import whole, write_image
+from sheafstain.slides.image import write_image
+from sheafstain.whole import whole
 
 MANIFEST = "manifest.json"
 
