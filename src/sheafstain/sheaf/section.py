@@ -82,7 +82,7 @@ class Section:
 
     @property
     def M(self) -> Tensor:  # noqa: N802 (the paper's symbol)
-        """Spatial map [d, h, w], float32: the mean token of each cell, zero where there is none (paper, Eq. 4)."""
+        """Spatial map [d, h, w], float32: the mean token of each cell, zero where there is none (paper, Eq. 2)."""
         return (self.sum.float() / self.count.clamp(min=1).unsqueeze(-1)).permute(2, 0, 1)
 
     @property

@@ -1,0 +1,1 @@
+"""Networks: the conditioned generator, its critics, the PatchNCE heads, and the networks of pix2pix and CycleGAN."""
