@@ -151,7 +151,9 @@ def test_a_killed_worker_is_told_in_a_sentence() -> None:
 @pytest.mark.parametrize("killer", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_is_left_when_the_command_is_stopped(tmp_path: Path, killer: int) -> None:
     """Ctrl-C on a terminal goes to every process of the group, a kill only to the command. Both end all of them."""
-    command = [sys.executable, "-m", "sheafstain", "data", "phantom", str(tmp_path / "set"), "--train", "60"]
+    # What runs in the background of a shell ignores SIGINT; a terminal's foreground, as here, does not.
+    start = "import signal; signal.signal(2, signal.default_int_handler); from sheafstain.cli import main; main()"
+    command = [sys.executable, "-c", start, "data", "phantom", str(tmp_path / "set"), "--train", "60"]
     with subprocess.Popen(
         [*command, "--size", "512x512", "--workers", "2"], start_new_session=True, stderr=subprocess.PIPE, text=True
     ) as running:
