@@ -22,7 +22,8 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image, ImageCms, JpegImagePlugin
 
 from sheafstain.errors import SheafStainError, UsageError
-from sheafstain.slides.image import MAX_PIXELS, image_size, read_header, read_image, whole, write_image
+from sheafstain.slides.image import MAX_PIXELS, image_size, read_header, read_image, write_image
+from sheafstain.whole import whole
 from sheafstain.window import Size
 
 RNG = np.random.default_rng(20)

@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from sheafstain.device import choose_device
 from sheafstain.errors import SheafStainError, UsageError
 from sheafstain.hub import hash_of
-from sheafstain.studies.her2 import Protocol, build, choose_device, enough_memory
+from sheafstain.studies.her2 import Protocol, build, enough_memory
 from sheafstain.studies.her2_cases import CaseSet, list_cases, read_cases
 from sheafstain.studies.her2_measures import auroc
 from sheafstain.studies.her2_training import Training, _flipped, score
@@ -247,5 +248,5 @@ def test_settings_that_make_no_sense(settings: dict[str, float], said: str):
 
 def test_a_device_that_is_not_here():
     assert choose_device("cpu") == CPU
-    with pytest.raises(UsageError, match="--device quantum"):
+    with pytest.raises(UsageError, match="no device 'quantum'"):
         choose_device("quantum")

@@ -104,7 +104,8 @@ def her2(
     if name is None:
         name = re.sub(r"[^\w.+-]+", "-", translated.resolve().name).lstrip(".") if translated else "real-ihc"
     run = _name(name)
-    from sheafstain.studies.her2 import Protocol, choose_device
+    from sheafstain.device import choose_device
+    from sheafstain.studies.her2 import Protocol
 
     place = choose_device(device)
     chosen = precision or ("bfloat16" if place.type == "cuda" else "float32")

@@ -107,6 +107,7 @@ def score(
     import torch
 
     from sheafstain.datasets.phantom.dataset import cores
+    from sheafstain.device import choose_device
     from sheafstain.metrics.fetch import fetch_missing
     from sheafstain.metrics.protocol import choose
     from sheafstain.metrics.scoring import score as measure
@@ -120,7 +121,9 @@ def score(
     if pred.samefile(gt):
         console.warn(f"{pred} is scored against itself: every distance is 0 and PSNR is infinite")
     listing, sample = _drawn(listing, limit, seed)
-    place = _device(device)
+    place = choose_device(device)
+    if place.type not in ("cpu", "cuda"):  # mps has no float64, in which all sums over pixels are taken
+        raise UsageError(f"--device {device}: metrics run on cpu or cuda")
     if place.type == "cuda":
         torch.backends.cudnn.allow_tf32 = False  # ten bits of mantissa are not enough to be compared by
     for came in fetch_missing(chosen, weights) if download else ():
@@ -188,19 +191,6 @@ def _drawn(listing: Listing, limit: int | None, seed: int) -> tuple[Listing, dic
     names = {item.name for item in items}
     resized = [name for name in listing.resized if name in names]
     return replace(listing, items=items, resized=resized), {"limit": limit, "seed": seed, "of": len(listing.items)}
-
-
-def _device(name: str | None) -> Any:
-    import torch
-
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # an unknown word; a device that is not here
-        raise UsageError(f"there is no device {name!r} here ({str(error).splitlines()[0]})") from error
-    if device.type not in ("cpu", "cuda"):  # mps has no float64, in which all sums over pixels are taken
-        raise UsageError(f"--device {name}: metrics run on cpu or cuda")
-    return device
 
 
 def _encoder(encoder: str, device: Any, download: bool) -> Any:

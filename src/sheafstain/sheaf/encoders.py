@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sheafstain import hub
+from sheafstain.device import choose_device
 from sheafstain.errors import SheafStainError, UsageError
 from sheafstain.sheaf.backbone import find_weights, load_network, random_network
 from sheafstain.sheaf.registry import CROP, EncoderEntry
@@ -237,7 +238,7 @@ def load_encoder(
     download
         Fetch missing weights from the Hugging Face Hub. Without it the network is never used.
     """
-    place = _device(device)
+    place = choose_device(device)
     entry, path = find_weights(name_or_path, download=download)
     on_gpu = place.type == "cuda"
     model = random_network(entry) if path is None else load_network(entry, path)
@@ -250,14 +251,3 @@ def load_encoder(
         compile=compile if compile is not None else on_gpu and importlib.util.find_spec("triton") is not None,
         batch=batch or (128 if on_gpu else 16),
     )
-
-
-def _device(name: str | torch.device | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # an unknown word; a device this build or machine does not have
-        raise UsageError(f"there is no device {str(name)!r} here ({str(error).splitlines()[0]})") from error
-    return device

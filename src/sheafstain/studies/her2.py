@@ -162,20 +162,6 @@ def _backbone_weights(protocol: Protocol, wanted: Mapping[str, tuple[int, ...]],
     return {key: tensor.float() for key, tensor in state.items()}
 
 
-def choose_device(name: str | None) -> torch.device:
-    """The first GPU when there is one and none is named."""
-    import torch
-
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:  # an unknown word; a device this build or machine does not have
-        raise UsageError(f"--device {name}: there is none here ({str(error).splitlines()[0]})") from error
-    return device
-
-
 @contextmanager
 def enough_memory(device: torch.device, batch: int, size: object) -> Iterator[None]:
     """Says what to lower when memory runs out, on a GPU or off it."""
