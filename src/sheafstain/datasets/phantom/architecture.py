@@ -36,6 +36,14 @@ class Tissue(IntEnum):
     DUCT = 8
 
 
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The glass of a finite slide, µm."""
+
+    height: float
+    width: float
+
+
 @dataclass(frozen=True)
 class Architecture:
     """Fields on one coarse grid, each [n, m] float32; ``ys`` and ``xs`` are the grid's positions in µm."""
@@ -71,8 +79,8 @@ class _Channel(IntEnum):
     DUCT, VESSEL, FATCELL, WOBBLE, RAGGED, PUNCH = range(120, 126)
 
 
-def architecture(specimen: Specimen, ys: Floats, xs: Floats, extent: tuple[float, float] | None = None) -> Architecture:
-    """The fields on ys × xs (µm). ``extent`` (height, width in µm) is the glass of a finite slide; None is endless."""
+def architecture(specimen: Specimen, ys: Floats, xs: Floats, extent: Extent | None = None) -> Architecture:
+    """The fields on ys × xs (µm). ``extent`` is the glass of a finite slide; None is endless."""
     s = specimen
 
     def noise(channel: int, wavelength: float) -> Map:
@@ -166,15 +174,15 @@ def _nest_field(s: Specimen, noise) -> Map:
     return (blobs * (1 - kind) + ridge * kind + fine).astype(np.float32)
 
 
-def _outline(s: Specimen, noise, ys: Floats, xs: Floats, extent: tuple[float, float] | None) -> Map:
+def _outline(s: Specimen, noise, ys: Floats, xs: Floats, extent: Extent | None) -> Map:
     """Distance into tissue. On a finite slide a rounded piece in the middle, else here and there an edge."""
     ragged = 9 * noise(_Channel.RAGGED, 60.0) + 3 * noise(_Channel.GLASS2, 22.0)
     if extent is None:
         return (400 * (noise(_Channel.GLASS, 3200.0) + 1.75) + ragged).astype(np.float32)
-    height, width = extent
-    v, u = (ys[:, None] / height - 0.5) / 0.44, (xs[None, :] / width - 0.5) / 0.44
-    radius = (np.abs(v) ** 3 + np.abs(u) ** 3) ** (1 / 3) + 0.10 * noise(_Channel.GLASS, 0.35 * min(height, width))
-    return (0.44 * min(height, width) * (1 - radius) + ragged).astype(np.float32)
+    v, u = (ys[:, None] / extent.height - 0.5) / 0.44, (xs[None, :] / extent.width - 0.5) / 0.44
+    short = min(extent.height, extent.width)
+    radius = (np.abs(v) ** 3 + np.abs(u) ** 3) ** (1 / 3) + 0.10 * noise(_Channel.GLASS, 0.35 * short)
+    return (0.44 * short * (1 - radius) + ragged).astype(np.float32)
 
 
 def _fold(field: Map, s: Specimen) -> Map:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import map_coordinates
 
-from sheafstain.datasets.phantom.architecture import FAR, PITCH, Architecture, Map, architecture
+from sheafstain.datasets.phantom.architecture import FAR, PITCH, Architecture, Extent, Map, architecture
 from sheafstain.datasets.phantom.cut import FARTHEST
 from sheafstain.datasets.phantom.field import Field, Floats
 from sheafstain.datasets.phantom.specimen import Specimen
@@ -58,7 +58,7 @@ class Bed:
     raster: Frame
 
     @classmethod
-    def under(cls, specimen: Specimen, frame: Frame, extent: tuple[float, float] | None = None) -> Bed | None:
+    def under(cls, specimen: Specimen, frame: Frame, extent: Extent | None = None) -> Bed | None:
         """None where there is nothing but glass, which is a large part of a slide."""
         wide = frame.margin(REACH + FARTHEST + 4 * PITCH, PITCH)
         here = architecture(specimen, wide.ys, wide.xs, extent)

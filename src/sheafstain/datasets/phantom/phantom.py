@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sheafstain.datasets.phantom.architecture import Map
+from sheafstain.datasets.phantom.architecture import Extent, Map
 from sheafstain.datasets.phantom.bed import Bed, Frame
 from sheafstain.datasets.phantom.canvas import Canvas, canvas
 from sheafstain.datasets.phantom.cut import Cut
@@ -96,7 +96,7 @@ class Phantom:
         step = self.resolution.mpp
         side = BLOCK + 2 * _HALO
         frame = Frame((row * BLOCK - _HALO) * step, (column * BLOCK - _HALO) * step, step, side, side)
-        extent = None if self.size is None else (self.size.h * step, self.size.w * step)
+        extent = None if self.size is None else Extent(self.size.h * step, self.size.w * step)
         bed = Bed.under(self.specimen, frame, extent)
         made: dict[Layer, NDArray[Any]] = {}
         if bed is None:
