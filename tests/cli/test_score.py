@@ -17,8 +17,8 @@ from sheafstain.cli.console import console
 from sheafstain.cli.energies import Energies, read_windows
 from sheafstain.cli.score import score
 from sheafstain.errors import SheafStainError, UsageError
+from sheafstain.metrics.catalogue import BY_KEY
 from sheafstain.metrics.fetch import fetch_missing
-from sheafstain.metrics.protocol import BY_KEY
 from sheafstain.metrics.report import read_report
 from sheafstain.metrics.suite import Suite
 from sheafstain.metrics.weights import MetricWeights

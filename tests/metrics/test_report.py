@@ -15,8 +15,9 @@ import pytest
 
 from sheafstain.errors import SheafStainError, UsageError
 from sheafstain.metrics import comparison, tables
+from sheafstain.metrics.catalogue import BY_KEY, CATALOGUE
 from sheafstain.metrics.comparison import compare
-from sheafstain.metrics.protocol import BY_KEY, CATALOGUE, choose, entry
+from sheafstain.metrics.protocol import choose, entry
 from sheafstain.metrics.report import Image, Report, Result, read_report, write_files
 from sheafstain.metrics.sources import Fault
 from sheafstain.metrics.statistics import summarise

@@ -6,8 +6,10 @@ import errno
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError
 
@@ -72,11 +74,8 @@ def main() -> NoReturn:
     console.json, console.debug = "--json" in tokens, "--debug" in tokens
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that no temporary file is left
     try:
-        for command in app.parse_commands(tokens)[1]:
-            if command.default_command:
-                # Its docstring, paragraphs filled, instead of the line from the list of commands.
-                command.help, command.help_format = None, "markdown"
-        app.meta(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        with _pages_from_docstrings(tokens):
+            app.meta(tokens, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()  # while a reader that went away can still be told from a failure
     except SheafStainError as error:
         _fail(str(error), error.exit_code)
@@ -93,6 +92,20 @@ def main() -> NoReturn:
     except Exception as error:
         _fail(f"{type(error).__name__}: {error} (a bug; --debug shows where)", 1)
     sys.exit(0)
+
+
+@contextmanager
+def _pages_from_docstrings(tokens: list[str]) -> Iterator[None]:
+    """The page of a command is its docstring, paragraphs filled, and not the line from the list of commands."""
+    commands = [command for command in app.parse_commands(tokens)[1] if command.default_command]
+    lines: list[tuple[Any, Any]] = [(command.help, command.help_format) for command in commands]
+    for command in commands:
+        command.help, command.help_format = None, "markdown"
+    try:
+        yield
+    finally:
+        for command, (text, style) in zip(commands, lines, strict=True):
+            command.help, command.help_format = text, style
 
 
 def _usage(error: CycloptsError) -> str:

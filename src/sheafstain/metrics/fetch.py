@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sheafstain.errors import SheafStainError
 from sheafstain.hub import weights_folder
-from sheafstain.metrics.protocol import Metric
+from sheafstain.metrics.catalogue import Metric
 from sheafstain.metrics.weights import by_id, locate
 
 

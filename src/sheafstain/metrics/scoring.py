@@ -16,7 +16,8 @@ from torch import Tensor
 
 from sheafstain.errors import SheafStainError
 from sheafstain.metrics import distribution
-from sheafstain.metrics.protocol import SUBSET, SUBSETS, Metric, versions
+from sheafstain.metrics.catalogue import SUBSET, SUBSETS, Metric
+from sheafstain.metrics.protocol import versions
 from sheafstain.metrics.report import Image, Report, Result, floats
 from sheafstain.metrics.sources import Fault, Item, Listing, Pixels
 from sheafstain.metrics.state import FeatureCache, Log

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from sheafstain.errors import SheafStainError, UsageError
 from sheafstain.metrics import chromogen, distribution, fidelity, seam
-from sheafstain.metrics.protocol import Metric, entry, resizer_of, weights_of
+from sheafstain.metrics.catalogue import Metric
+from sheafstain.metrics.protocol import entry, resizer_of, weights_of
 from sheafstain.metrics.report import numbers
 from sheafstain.metrics.sources import RESIZED, WINDOWED, Fault, Item, Listing
 from sheafstain.metrics.tables import escape

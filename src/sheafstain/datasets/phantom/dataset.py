@@ -65,7 +65,14 @@ def pool(workers: int | None, tasks: int) -> Iterator[Callable[[Callable[[], Any
         return
     # Fresh interpreters, not forks: a fork of a process with threads (a progress bar is one) may hang.
     with _one_blas_thread():
-        executor = ProcessPoolExecutor(workers, get_context("spawn"), _follow_parent)
+        executor = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_follow_parent)
+        # Ctrl-C reaches every process of a terminal. Workers start, all at the first task, with it held back for good,
+        # so that it is the parent's alone from their first moment on.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            executor.submit(int)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         try:
             yield executor.submit
         except BrokenProcessPool as error:
@@ -78,8 +85,7 @@ def pool(workers: int | None, tasks: int) -> Iterator[Callable[[Callable[[], Any
 
 
 def _follow_parent() -> None:
-    """A worker leaves Ctrl-C, which reaches every process of a terminal, to its parent, and does not outlive it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A worker does not outlive its parent, however that ends."""
     parent = parent_process()
     if parent is not None:
         threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
