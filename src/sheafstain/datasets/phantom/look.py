@@ -95,9 +95,10 @@ class Look:
         sigma = self.blur / step
         for channel in light:
             gaussian_filter(channel, sigma, output=channel, mode="nearest", truncate=3.0)
-            if self.sharpen:
-                soft = gaussian_filter(channel, 1.1 * max(sigma, 0.6), mode="nearest", truncate=3.0)
-                channel += np.float32(self.sharpen) * (channel - soft)
+        if self.sharpen:  # on the grey picture, as scanners do: colours do not fringe
+            grey = light.mean(axis=0)
+            soft = gaussian_filter(grey, 1.1 * max(sigma, 0.6), mode="nearest", truncate=3.0)
+            light += np.float32(self.sharpen) * (grey - soft)
         light *= 255
         sensor = np.random.Generator(np.random.Philox(key=_philox(key))).standard_normal(light.shape[1:], np.float32)
         sensor *= np.float32(self.noise)

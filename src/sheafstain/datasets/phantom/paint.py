@@ -35,7 +35,7 @@ def haematoxylin_eosin(c: Canvas) -> list[Map]:
 
     def lay(over: Map, h: Map | float, e: Map | float, b: Map | float = 0.0) -> None:
         nonlocal haematoxylin, eosin, blood
-        if not over.any():
+        if over.max() <= 0:
             return
         for amount, new in ((haematoxylin, h), (eosin, e), (blood, b)):
             amount += over * (new - amount)
@@ -77,7 +77,7 @@ def immunostain(c: Canvas, marker: Marker, look: Look) -> list[Map]:
 
     def lay(over: Map, h: Map | float, d: Map | float) -> None:
         nonlocal counter, dab
-        if not over.any():
+        if over.max() <= 0:
             return
         counter += over * (h - counter)
         dab += over * (d - dab)
