@@ -117,7 +117,10 @@ def _in_section(section: Section, frame: Frame, wide: Architecture) -> Architect
         at = np.indices((coarse.h, coarse.w), np.float32) + np.array([[[r]], [[c]]], np.float32)
         at += section.moved[:, *part] / PITCH
         pulled = {
-            name: map_coordinates(m, at, order=1, mode="nearest", output=np.float32) for name, m in wide.maps().items()
+            name: np.full((coarse.h, coarse.w), np.float32(-FAR))  # nothing of it here
+            if name in _DISTANCES and name != "lumen" and m.max() < -FAR  # a lumen turns nuclei from farther away
+            else map_coordinates(m, at, order=1, mode="nearest", output=np.float32)
+            for name, m in wide.maps().items()
         }
     return replace(wide, ys=coarse.ys, xs=coarse.xs, **pulled)
 
@@ -127,7 +130,7 @@ def _resolve(here: Architecture, frame: Frame, wave: Map) -> Architecture:
     maps = {name: m for name, m in here.maps().items() if name not in ("along_y", "along_x", "clone")}
     rough = np.float32(0.55) * wave
     for name, coarse in maps.items():
-        if name in _DISTANCES and coarse.max() < -FAR:
+        if name in _DISTANCES and coarse.max() <= -FAR:
             maps[name] = np.full(wave.shape, np.float32(-FAR))  # nothing of it here
             continue
         maps[name] = enlarge(coarse, here.ys, here.xs, frame)
