@@ -89,7 +89,7 @@ def score(
         Folder where features of single images are kept; one folder for several runs saves the real images. When not
         given it lies in the output folder.
     workers
-        Threads that decode.
+        Threads that decode, and that measure what needs no network; one for each core, at most 16, when not given.
     batch
         Images measured at once.
     device
@@ -142,6 +142,8 @@ def score(
         raise SheafStainError(f"{suite.left_out[0].name}: {suite.left_out[0].reason} (--strict)")
     if not suite.metrics:
         raise SheafStainError("none of the metrics can be measured here; the reasons are above")
+    if suite.light:
+        torch.set_num_threads(1)  # every worker measures an image of its own: threads within them would only fight
     size = batch or (4 if place.type == "cuda" else 1)
     try:
         with console.progress("score", len(listing.items), "images") as advance:

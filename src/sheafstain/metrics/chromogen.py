@@ -1,8 +1,9 @@
 """The chromogen of translated against real images: correlation, divergence, optical densities and masks of DAB.
 
 DAB maps are ``stain.chromogen`` in the convention ``H_DAB``: three stains, OD = −ln((I + 1)/256), clipped at 0. Images
-are float tensors [b, 3, h, w], RGB in [0, 1]; every function but ``dab`` gives float64 [b]. In the place of images
-each also takes the maps that ``dab`` makes, [b, h, w], so that many numbers cost one unmixing.
+are float tensors [b, 3, h, w], RGB in [0, 1]; every measure gives float64 [b]. In the place of images each also takes
+the maps that ``dab`` makes, [b, h, w], so that many numbers cost one unmixing; and the divergences take the
+``histograms`` of a pair, [b, 256], so that three of them cost one count.
 """
 
 from __future__ import annotations
@@ -24,6 +25,20 @@ def dab(images: Tensor) -> Tensor:
     return chromogen(images, H_DAB).squeeze(1)
 
 
+def histograms(pred: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """The DAB histograms [b, 256] of both, each adding up to 1; two that are histograms already stay as they are.
+
+    256 equal bins on [0, the largest DAB of the two images], as densities, + 1e-10, renormalised.
+    """
+    if pred.ndim == real.ndim == 2:
+        return pred, real
+    maps = _maps(pred, real)
+    top = torch.maximum(*(values.amax((1, 2)) for values in maps))
+    top = torch.where(top > 0, top, 1.0)  # no DAB in either: all of both lies in the first bin
+    p, r = (_histogram(values.flatten(1), top) for values in maps)
+    return p, r
+
+
 def dab_r(pred: Tensor, real: Tensor) -> Tensor:
     """Pearson's r over the pixels of one image; 0 by definition where either map is constant.
 
@@ -39,22 +54,21 @@ def dab_r(pred: Tensor, real: Tensor) -> Tensor:
 def dab_kl(pred: Tensor, real: Tensor) -> Tensor:
     """KL(pred‖real) of the DAB histograms, natural logarithm.
 
-    Histograms have 256 equal bins on [0, the largest DAB of the two images], as densities, + 1e-10, renormalised. Bins
-    that are empty in ``real`` dominate it, and an output without any DAB scores well: read it with the reverse.
+    Bins that are empty in ``real`` dominate it, and an output without any DAB scores well: read it with the reverse.
     """
-    p, r = _histograms(pred, real)
+    p, r = histograms(pred, real)
     return _divergence(p, r)
 
 
 def dab_kl_reverse(pred: Tensor, real: Tensor) -> Tensor:
     """KL(real‖pred) of the same histograms: bins that are empty in ``pred`` dominate."""
-    p, r = _histograms(pred, real)
+    p, r = histograms(pred, real)
     return _divergence(r, p)
 
 
 def dab_jsd(pred: Tensor, real: Tensor) -> Tensor:
     """Jensen–Shannon divergence of the same histograms: symmetric, from 0 to ln 2."""
-    p, r = _histograms(pred, real)
+    p, r = histograms(pred, real)
     middle = (p + r) / 2
     return (_divergence(p, middle) + _divergence(r, middle)) / 2
 
@@ -101,15 +115,6 @@ def _maps(*images: Tensor) -> list[Tensor]:
     if any(values.shape != maps[0].shape for values in maps):
         raise ValueError(f"images differ in size: {[list(values.shape) for values in maps]}")
     return maps
-
-
-def _histograms(pred: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities [b, 256] of both on their common range."""
-    maps = _maps(pred, real)
-    top = torch.maximum(*(values.amax((1, 2)) for values in maps))
-    top = torch.where(top > 0, top, 1.0)  # no DAB in either: all of both lies in the first bin
-    p, r = (_histogram(values.flatten(1), top) for values in maps)
-    return p, r
 
 
 def _histogram(values: Tensor, top: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from sheafstain.metrics.weights import by_id, load
 
 _SIDE, _SIGMA = 11, 1.5  # px: the Gaussian window of SSIM (Wang et al. 2004)
 _C1, _C2 = 0.01**2, 0.03**2
+_BAND = 32  # rows of an image that SSIM works on at a time: what it makes of them fits into a processor's cache
 
 # Modules of torchvision's ``features`` that end a stage: the rectified outputs that LPIPS and DISTS compare.
 _STAGES = {"alex": (2, 5, 8, 10, 12), "vgg": (4, 9, 16, 23, 30)}
@@ -45,18 +46,23 @@ def ssim(pred: Tensor, real: Tensor) -> Tensor:
     _same_shape(pred, real)
     if min(pred.shape[-2:]) < _SIDE:
         return _undefined(pred)
-    return torch.stack([_ssim(p, r) for p, r in zip(pred.double(), real.double(), strict=True)])  # one image: the cache
+    return torch.stack([_ssim(p, r) for p, r in zip(pred.double(), real.double(), strict=True)])
 
 
 def _ssim(pred: Tensor, real: Tensor) -> Tensor:
     """[3, h, w], twice → a number."""
     p, r = (functional.pad(image, (_SIDE // 2,) * 4, mode="reflect") for image in (pred, real))
+    bands = [slice(y, y + _BAND + _SIDE - 1) for y in range(0, pred.shape[1], _BAND)]
+    return torch.stack([_likeness(p[:, band], r[:, band]).sum() for band in bands]).sum() / pred.numel()
+
+
+def _likeness(p: Tensor, r: Tensor) -> Tensor:
+    """[3, h + 10, w + 10], twice → the similarity at every pixel, [3, h, w]."""
     mean_p, mean_r = _blur(p), _blur(r)
     product, squares = mean_p * mean_r, mean_p.square() + mean_r.square()
     covariance = _blur(p * r) - product
     variances = _blur(p.square() + r.square()) - squares
-    likeness = (2 * product + _C1) * (2 * covariance + _C2) / ((squares + _C1) * (variances + _C2))
-    return likeness.mean()
+    return (2 * product + _C1) * (2 * covariance + _C2) / ((squares + _C1) * (variances + _C2))
 
 
 def _blur(planes: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from sheafstain.metrics.report import Image, Report, Result, floats
 from sheafstain.metrics.sources import Fault, Item, Listing, Pixels
 from sheafstain.metrics.state import FeatureCache, Log
 from sheafstain.metrics.statistics import LEVEL, RESAMPLES, correlation, summarise
-from sheafstain.metrics.suite import Suite
+from sheafstain.metrics.suite import Measured, Suite
 from sheafstain.window import Size
 
 Advance = Callable[[int], None]
@@ -43,6 +43,7 @@ class _Work:
     features: Sequence[tuple[str, str]]  # (extractor, side) of the features that are missing
     pixels: Mapping[str, Pixels] | None
     from_windows: float | None
+    measured: Measured | None = None
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -85,7 +86,7 @@ def score(
     batch
         Images measured at once.
     workers
-        Threads that decode.
+        Threads that decode, and that measure what needs no network.
     seed
         Of the bootstrap and of the KID subsets.
     strict
@@ -178,7 +179,8 @@ def _measured(
             if not values and not missing:
                 return _Work(item, hashes, False, (), None, None)
             energy = suite.windows.value(item.name) if values and suite.windows is not None else None
-            return _Work(item, hashes, values, missing, item.read(), energy)
+            work = _Work(item, hashes, values, missing, item.read(), energy)
+            return replace(work, measured=_measure([work], suite)[0]) if suite.light else work
         except SheafStainError as error:
             return Fault(item.name, str(error))
 
@@ -187,6 +189,9 @@ def _measured(
         if isinstance(work, Fault):
             yield item, work
         elif work.pixels is None:
+            yield item, work.hashes
+        elif work.measured is not None:
+            _keep(log, work, work.measured)
             yield item, work.hashes
         else:
             waiting.setdefault(work.size, []).append(work)
@@ -229,14 +234,24 @@ def _finish(
                     cache.put(extractor, work.hashes[side], np.atleast_2d(row))
     fresh = [work for work in works if work.values]
     if fresh:
-        assert fresh[0].pixels is not None
-        sides = {side: _batch(fresh, side, suite.device) for side in fresh[0].pixels}
-        for work, measured in zip(fresh, suite.measure(sides, [work.item for work in fresh]), strict=True):
-            if work.from_windows is not None:
-                measured.values["dirichlet"] = work.from_windows
-            log.add(work.key, {"name": work.item.name, "size": [work.size.h, work.size.w], **measured.as_json()})
+        for work, measured in zip(fresh, _measure(fresh, suite), strict=True):
+            _keep(log, work, measured)
     for work in works:
         yield work.item, work.hashes
+
+
+def _measure(works: Sequence[_Work], suite: Suite) -> list[Measured]:
+    assert works[0].pixels is not None
+    sides = {side: _batch(works, side, suite.device) for side in works[0].pixels}
+    found = suite.measure(sides, [work.item for work in works])
+    for work, measured in zip(works, found, strict=True):
+        if work.from_windows is not None:
+            measured.values["dirichlet"] = work.from_windows
+    return found
+
+
+def _keep(log: Log, work: _Work, measured: Measured) -> None:
+    log.add(work.key, {"name": work.item.name, "size": [work.size.h, work.size.w], **measured.as_json()})
 
 
 def _batch(works: Sequence[_Work], side: str, device: torch.device) -> Tensor:

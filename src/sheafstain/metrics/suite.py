@@ -40,6 +40,7 @@ _PAIRS: Mapping[str, PerPair] = {
     "dab-dice": chromogen.dab_dice,
     "dab-iou": chromogen.dab_iou,
 }
+_DIVERGENCES = frozenset({"dab-kl", "dab-kl-reverse", "dab-jsd"})  # of the histograms of a pair
 _QUANTITIES: Mapping[str, PerImage] = {
     "iod": chromogen.iod,
     "miod": chromogen.miod,
@@ -145,6 +146,12 @@ class Suite:
         self._pairs: dict[str, PerPair] = {}
         self.metrics: tuple[Metric, ...] = tuple(metric for metric in metrics if self._bind(metric))
 
+    @property
+    def light(self) -> bool:
+        """No network and no GPU: an image is measured best by the thread that decoded it, beside others."""
+        networks = any(isinstance(measure, torch.nn.Module) for measure in self._pairs.values())
+        return self.device.type == "cpu" and not networks and not self.extractors
+
     def _bind(self, metric: Metric) -> bool:
         try:
             if metric.group == "distribution":
@@ -205,11 +212,13 @@ class Suite:
     def measure(self, images: Mapping[str, Tensor], items: Sequence[Item]) -> list[Measured]:
         """All per-image metrics of a batch: [b, 3, h, w] in [0, 1] by side, and the b items that they are of."""
         measured = [Measured({}, {}) for _ in items]
-        maps = images  # the metrics of DAB take maps in the place of images, so each image is unmixed once
+        maps = counts = images  # metrics of DAB take maps or histograms in the place of images: each is made once
         if any(metric.group == "chromogen" for metric in self.metrics):
             maps = {side: chromogen.dab(of_side).double() for side, of_side in images.items()}
+        if any(metric.key in _DIVERGENCES for metric in self.metrics):
+            counts = dict(zip(("pred", "real"), chromogen.histograms(maps["pred"], maps["real"]), strict=True))
         for metric in self.metrics:
-            given = maps if metric.group == "chromogen" else images
+            given = counts if metric.key in _DIVERGENCES else maps if metric.group == "chromogen" else images
             if metric.key in self._pairs:
                 column = _floats(self._pairs[metric.key](given["pred"], given["real"]))
                 for one, value in zip(measured, column, strict=True):
