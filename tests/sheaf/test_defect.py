@@ -133,3 +133,22 @@ def test_an_empty_tally():
     assert math.isnan(tally.mean) and math.isnan(tally.quantile(0.5)) and math.isnan(tally.defined)
     tally.add(np.full((3, 3), np.nan, np.float32))
     assert tally.defined == 0 and math.isnan(tally.mean)
+
+
+@pytest.mark.parametrize("stop", [100, 256, 400, 700])
+def test_energies_go_on_where_another_left_off(stop: int):
+    """The second run sees every window that reaches below the promise, and counts each pair once."""
+    size, rng = Size(900, 500), np.random.default_rng(3)
+    pixels = {w: rng.integers(0, 256, (256, 256, 3), dtype=np.uint8) for w in Lattice.over(size)}
+    undisturbed, first, second = DirichletEnergy(size), DirichletEnergy(size), DirichletEnergy(size)
+    for window in pixels:
+        undisturbed.add(window, pixels[window])
+        if window.y < stop:
+            first.add(window, pixels[window])
+    first.rows_done(stop)
+    second.go_on(*first.settled(), stop)
+    for window in pixels:
+        if window.bottom > stop:
+            second.add(window, pixels[window])
+    assert np.array_equal(second.energies, undisturbed.energies)
+    assert second.worst == undisturbed.worst

@@ -138,3 +138,22 @@ def test_rows_of_another_image_are_refused():
         stream.add(np.zeros((4, 1000, 3), np.uint8))
     with pytest.raises(ValueError, match="uint8"):
         stream.add(np.zeros((4, 1024, 3), np.float32))
+
+
+@pytest.mark.parametrize(
+    "within", [Window(900, 1100, 700, 900), Window(1500, 0, 640, 200), Window(0, 2000, 1, 1)], ids=str
+)
+def test_the_blocks_around_a_place_choose_what_they_choose_in_the_whole(within: Window):
+    lattice = Lattice.over(Size(2150, 2500))
+    image = texture(lattice.size)
+    part = Refinement(lattice, within=within)
+    assert part.view.area < image[..., 0].size
+    chosen: list[Window] = []
+    for top in range(part.view.y, part.view.bottom, 100):
+        before = part.decided
+        more = part.add(image[top : min(top + 100, part.view.bottom), part.view.x : part.view.right])
+        assert all(before <= window.y < part.decided for window in more)
+        chosen += more
+    reaching = [w for w in refine(image, lattice) if w.meets(within)]
+    assert [w for w in chosen if w.meets(within)] == reaching
+    assert part.decided == lattice.frame.bottom

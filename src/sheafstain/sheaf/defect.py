@@ -9,6 +9,8 @@ on the [0, 1] scale, the mean taken over pixels and channels (D9).
 from __future__ import annotations
 
 import math
+from array import array
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -52,14 +54,17 @@ class DirichletEnergy:
     """Energies of all overlapping pairs while the windows come, in any order within a band.
 
     A pair is measured as soon as both windows are there, on what of their overlap lies in the image: 72 pairs for the
-    5×5 lattice of a 1024² image. ``rows_done`` forgets windows, so that memory grows with the width of a slide only.
+    5×5 lattice of a 1024² image. ``rows_done`` forgets windows, so that memory grows with the width of a slide only
+    (and by 8 bytes a pair).
     """
 
     def __init__(self, size: Size) -> None:
         self._image = Window.of(size)
-        self._energies: list[float] = []
+        self._settled = array("d")  # pairs whose overlap ended above the last promise
+        self._worst: tuple[float, Window] | None = None  # of them
+        self._pending: list[tuple[float, Window]] = []
+        self._first = 0
         self._columns: dict[int, list[tuple[Window, np.ndarray]]] = {}  # windows by the 256-px columns they reach
-        self._worst: tuple[float, Window] | None = None
 
     def add(self, window: Window, pixels: np.ndarray) -> None:
         """A translated window ``[h, w, c]``, uint8 or on the [0, 1] scale; kept until its rows are done."""
@@ -72,11 +77,9 @@ class DirichletEnergy:
         columns = range(visible.x // WINDOW, (visible.right - 1) // WINDOW + 1)
         near = {id(other): (other, theirs) for c in columns for other, theirs in self._columns.get(c, ())}
         for other, theirs in near.values():
-            if visible.meets(other):
-                energy = pair_energy(other, theirs, visible, part)
-                self._energies.append(energy)
-                if self._worst is None or energy > self._worst[0]:
-                    self._worst = energy, visible.overlap(other)
+            overlap = visible.overlap(other)
+            if not overlap.empty and overlap.bottom > self._first:
+                self._pending.append((pair_energy(other, theirs, visible, part), overlap))
         for c in columns:
             self._columns.setdefault(c, []).append((visible, part))
 
@@ -84,6 +87,18 @@ class DirichletEnergy:
         """Promise that no further window starts above row ``y``."""
         for c, held in list(self._columns.items()):
             self._columns[c] = [(w, p) for w, p in held if w.bottom > y]
+        done = [pair for pair in self._pending if pair[1].bottom <= y]
+        self._pending = [pair for pair in self._pending if pair[1].bottom > y]
+        self._settled.extend(energy for energy, _ in done)
+        self._worst = _worst(done, self._worst)
+
+    def settled(self) -> tuple[np.ndarray, tuple[float, Window] | None]:
+        """Energies of the pairs whose overlap ended above the last promise, and the worst of them: for ``go_on``."""
+        return np.array(self._settled), self._worst
+
+    def go_on(self, energies: np.ndarray, worst: tuple[float, Window] | None, y: int) -> None:
+        """Start where another left off at the promise ``y``: pairs that it settled are not measured again."""
+        self._settled, self._worst, self._first = array("d", energies), worst, y
 
     @property
     def held(self) -> int:
@@ -93,21 +108,29 @@ class DirichletEnergy:
     @property
     def energies(self) -> np.ndarray:
         """Energy of each pair [pairs], ascending: the order of the windows leaves no trace."""
-        return np.sort(np.asarray(self._energies, np.float64))
+        return np.sort(np.array([*self._settled, *(energy for energy, _ in self._pending)], np.float64))
 
     @property
     def energy(self) -> float:
         """E(G): the mean over pairs; NaN without one."""
-        return math.fsum(self._energies) / len(self._energies) if self._energies else math.nan
+        energies = self.energies
+        return math.fsum(energies) / len(energies) if len(energies) else math.nan
 
     @property
     def worst(self) -> Window | None:
         """The overlap with the highest energy: where to look first."""
-        return None if self._worst is None else self._worst[1]
+        worst = _worst(self._pending, self._worst)
+        return None if worst is None else worst[1]
 
     def summary(self) -> EnergySummary:
-        quantiles = np.quantile(self._energies, (0.5, 0.95, 0.99, 1)) if self._energies else np.full(4, np.nan)
-        return EnergySummary(len(self._energies), self.energy, *(float(q) for q in quantiles))
+        energies = self.energies
+        quantiles = np.quantile(energies, (0.5, 0.95, 0.99, 1)) if len(energies) else np.full(4, np.nan)
+        return EnergySummary(len(energies), self.energy, *(float(q) for q in quantiles))
+
+
+def _worst(pairs: Sequence[tuple[float, Window]], known: tuple[float, Window] | None) -> tuple[float, Window] | None:
+    """The pair with the highest energy; of equal ones the first from the top, in whatever order they were measured."""
+    return min((*pairs, *([known] if known else [])), key=lambda pair: (-pair[0], pair[1]), default=None)
 
 
 def worst_area(defect: np.ndarray, share: float = 0.01) -> np.ndarray:

@@ -187,6 +187,9 @@ class _Block:
         variance = None if self.defect is None else self.defect[rows, columns]
         if variance is not None and len(cover) < 2:
             variance[...] = np.nan
+        if last and not cover and self.background is not None:  # glass: most of many slides
+            self.out[rows, wide] = round(self.background * 255) if self.out.dtype == np.uint8 else self.background
+            return True
         if last and len(cover) == 1 and cover[0].pixels.dtype == self.out.dtype == np.uint8:
             self.out[rows, wide] = self._pixels(cover[0], tile.within(cover[0].window))
             return True

@@ -7,7 +7,8 @@ Fourier transform of the mirrored image: no false detail at the borders.
 
 A slide is refined block by block. Blocks are fixed by the lattice (at most 5×5 windows each, so a 1024² image is one
 block), and each is computed from its own pixels alone: memory grows with the width of the slide and not with its
-height, and the windows do not depend on how the rows arrived.
+height, and the windows do not depend on how the rows arrived. At strides up to 192 px the candidates of two blocks lie
+at least 128 px apart, so that a block is also chosen alone as it is in the whole slide.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class _Group:
     lattice: tuple[int, ...]
     stop: int
 
+    def reaches(self, start: int, end: int, side: int) -> bool:
+        """Whether a window of this group can meet the pixels start … end − 1."""
+        return self.lattice[0] < end and self.stop + side > start
+
 
 def mid_band_energy(grey: np.ndarray) -> np.ndarray:
     """Band-passed power of a grey image ``[h, w]`` in [0, 1], summed over cells: ``[h / 16, w / 16]`` float64."""
@@ -62,23 +67,31 @@ def refine(image: np.ndarray, lattice: Lattice, tissue: Callable[[Window], bool]
 class Refinement:
     """Chooses extra windows while the rows of an image or slide arrive from the top.
 
-    With ``tissue`` only windows for which it is true are ranked, placed and counted.
+    With ``tissue`` only windows for which it is true are ranked, placed and counted. With ``within`` only the blocks
+    are refined whose windows can reach into it; rows are then those of ``view``.
     """
 
-    def __init__(self, lattice: Lattice, tissue: Callable[[Window], bool] | None = None) -> None:
+    def __init__(
+        self, lattice: Lattice, tissue: Callable[[Window], bool] | None = None, within: Window | None = None
+    ) -> None:
         self.lattice = lattice
         self._tissue = tissue
-        self._bands = _groups(lattice.ys)
-        self._columns = _groups(lattice.xs)
+        image = Window.of(lattice.size)
+        within = image if within is None else within
+        self._bands = [g for g in _groups(lattice.ys) if g.reaches(within.y, within.bottom, lattice.side)]
+        self._columns = [g for g in _groups(lattice.xs) if g.reaches(within.x, within.right, lattice.side)]
+        y, x = self._bands[0].lattice[0], self._columns[0].lattice[0]
+        bottom, right = self._bands[-1].stop + lattice.side, self._columns[-1].stop + lattice.side
+        self.view = image.overlap(Window(y, x, bottom - y, right - x))  # the pixels that it wants
         self._grey: list[np.ndarray] = []  # R+G+B of the rows from _top on, uint16: exact, whatever the bands
-        self._top = 0
+        self._top = y
         self.held = 0  # rows in memory
         self._placed: list[Window] = []  # extras near enough to matter to the next block
 
     def add(self, rows: np.ndarray) -> list[Window]:
         """The next rows ``[n, w, 3]`` uint8; returns the windows of the blocks that they complete."""
-        if rows.ndim != 3 or rows.dtype != np.uint8 or rows.shape[1] != self.lattice.size.w:
-            raise ValueError(f"rows must be uint8 [n, {self.lattice.size.w}, 3], not {rows.dtype} {rows.shape}")
+        if rows.ndim != 3 or rows.dtype != np.uint8 or rows.shape[1] != self.view.w:
+            raise ValueError(f"rows must be uint8 [n, {self.view.w}, 3], not {rows.dtype} {rows.shape}")
         self._grey.append(rows[..., 0].astype(np.uint16) + rows[..., 1] + rows[..., 2])
         self.held += len(rows)
         chosen: list[Window] = []
@@ -95,6 +108,11 @@ class Refinement:
             self._placed = [w for w in self._placed if w.bottom > self._top]
         return chosen
 
+    @property
+    def decided(self) -> int:
+        """Windows that start above this row are chosen; the bottom of the lattice when all are."""
+        return self._bands[0].lattice[0] if self._bands else self.lattice.frame.bottom
+
     def _block(self, grey: np.ndarray, band: _Group, column: _Group) -> list[Window]:
         side = self.lattice.side
         ys, xs = np.arange(band.lattice[0], band.stop + 1, CELL), np.arange(column.lattice[0], column.stop + 1, CELL)
@@ -110,7 +128,7 @@ class Refinement:
         quota = int(DENSITY * len(covered) + 0.5)
         if not quota or not allowed.any():
             return []
-        pixels = cut(grey, region.shift(-self._top, 0)).astype(np.float32) / np.float32(3 * 255)
+        pixels = cut(grey, region.shift(-self._top, -self.view.x)).astype(np.float32) / np.float32(3 * 255)
         energy = _box(mid_band_energy(pixels), side // CELL)
         picks = _greedy(energy, allowed, ys, xs, quota, self._placed)
         chosen = [Window(y, x, side, side) for y, x in picks]
