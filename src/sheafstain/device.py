@@ -1,14 +1,25 @@
-"""Which device to compute on."""
+"""What to compute on: which device, and how many cores."""
 
 from __future__ import annotations
 
-import torch
+import os
+from typing import TYPE_CHECKING
 
 from sheafstain.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+
+def cores() -> int:
+    """Those this process may use, which in a container or a batch job are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_device(name: str | torch.device | None) -> torch.device:
     """The named device, or the first GPU when there is one and none is named."""
+    import torch
+
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

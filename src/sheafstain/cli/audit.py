@@ -136,13 +136,9 @@ def _images(
         console.line(f"{data}: a folder of {len(loose)} images, taken for {stain or H_AND_E} (--stain)")
         return [AuditImage(path.stem, stain or H_AND_E, path) for path in _drawn(loose, limit, seed)]
     console.line(f"{dataset.root}: layout {dataset.layout}, {len(dataset.records)} pairs")
-    records = dataset.select(split, stain)
-    if not records:
-        has = f"stains {', '.join(dataset.stains)}; splits {', '.join(dataset.splits)}"
-        raise UsageError(f"{data}: no pair of that split and stain; it has {has}")
     found: list[AuditImage] = []
     seen: set[Path] = set()
-    for record in _drawn(records, limit, seed):
+    for record in _drawn(dataset.select_some(split, stain), limit, seed):
         key = "/".join((record.split, record.stain, record.id))  # an id alone is unique within a split and stain only
         if record.he not in seen:
             found.append(AuditImage(key, H_AND_E, record.he))

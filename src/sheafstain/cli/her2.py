@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -104,13 +103,13 @@ def her2(
     if name is None:
         name = re.sub(r"[^\w.+-]+", "-", translated.resolve().name).lstrip(".") if translated else "real-ihc"
     run = _name(name)
-    from sheafstain.device import choose_device
+    from sheafstain.device import choose_device, cores
     from sheafstain.studies.her2 import Protocol
 
     place = choose_device(device)
     chosen = precision or ("bfloat16" if place.type == "cuda" else "float32")
     protocol = Protocol(backbone, init, epochs, batch, lr, chosen, seed)
-    threads = workers or min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 4, 8)
+    threads = workers or min(cores(), 8)
     _train(data, translated, output, run, protocol, place, size, positive, threads, download)
 
 

@@ -106,8 +106,7 @@ def score(
 
     import torch
 
-    from sheafstain.datasets.phantom.dataset import cores
-    from sheafstain.device import choose_device
+    from sheafstain.device import choose_device, cores
     from sheafstain.metrics.fetch import fetch_missing
     from sheafstain.metrics.protocol import choose
     from sheafstain.metrics.scoring import score as measure

@@ -73,11 +73,7 @@ def sections(
 
     if stride % CELL or not 0 < stride <= CROP:
         raise UsageError(f"--stride is a multiple of {CELL} from {CELL} to {CROP}, not {stride}")
-    dataset = open_dataset(data, layout)
-    records = dataset.select(split, stain)
-    if not records:
-        has = f"stains {', '.join(dataset.stains)}; splits {', '.join(dataset.splits)}"
-        raise UsageError(f"{data}: no pair of that split and stain; it has {has}")
+    records = open_dataset(data, layout).select_some(split, stain)
     dtype = None if precision is None else getattr(torch, precision)
     loaded = load_encoder(encoder, device=device, dtype=dtype, batch=batch, download=download)
     if loaded.entry.random:

@@ -7,7 +7,6 @@ only its size and a hash of its pixels are kept, so memory does not grow with th
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +18,7 @@ import numpy as np
 
 from sheafstain import __version__
 from sheafstain.datasets.records import DataSet, Problem, Record, Severity
+from sheafstain.device import cores
 from sheafstain.errors import SheafStainError
 from sheafstain.slides.image import read_header, read_image
 from sheafstain.window import Size
@@ -142,7 +142,7 @@ class _Facts:
 
 def _examined(files: Iterable[Path], workers: int | None) -> Iterator[_Facts]:
     """In the order of ``files``; only as many images at a time as there are threads, and a few waiting results."""
-    workers = workers or min(os.cpu_count() or 1, 16)
+    workers = workers or min(cores(), 16)
     with ThreadPoolExecutor(workers) as pool:
         waiting: deque[Future[_Facts]] = deque()
         try:

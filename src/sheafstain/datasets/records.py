@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from sheafstain.errors import UsageError
 from sheafstain.slides.image import SUFFIXES
 
 STAINS = ("HER2", "Ki67", "ER", "PR")  # as MIST names its folders and as every record spells them
@@ -101,6 +102,13 @@ class DataSet:
         return tuple(
             record for record in self.records if split in (None, record.split) and stain in (None, record.stain)
         )
+
+    def select_some(self, split: str | None = None, stain: str | None = None) -> tuple[Record, ...]:
+        """The same for what a user asked for: nothing of it is an error, which says what there is."""
+        if records := self.select(split, stain):
+            return records
+        has = f"stains {', '.join(self.stains)}; splits {', '.join(self.splits)}"
+        raise UsageError(f"{self.root}: no pair of that split and stain; it has {has}")
 
 
 def in_order(records: Iterable[Record]) -> tuple[Record, ...]:

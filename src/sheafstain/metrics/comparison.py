@@ -6,9 +6,6 @@ refusal says what differs. Borders alone may differ between reports, since a met
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +16,7 @@ from sheafstain.metrics import tables
 from sheafstain.metrics.report import FORMAT, Report
 from sheafstain.metrics.state import differences, to_json
 from sheafstain.metrics.statistics import LEVEL, RESAMPLES, Paired, holm, paired
+from sheafstain.metrics.texts import csv_text, json_text, markdown_table
 from sheafstain.slides.write import NOTICE
 
 _OWN = frozenset({"ts-borders", "seam-excess-borders"})  # may be measured at other borders, which is told
@@ -273,9 +271,8 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
 
 def texts(comparison: Comparison) -> dict[str, str]:
     """The comparison by suffix of the file."""
-    content = json.dumps(as_json(comparison), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
     return {
-        ".json": content,
+        ".json": json_text(as_json(comparison)),
         ".csv": to_csv(comparison),
         ".md": markdown(comparison),
         ".tex": latex(comparison),
@@ -283,18 +280,16 @@ def texts(comparison: Comparison) -> dict[str, str]:
 
 
 def to_csv(comparison: Comparison) -> str:
-    """One row an image and metric, one column a method; undefined is empty."""
+    """One row an image and metric, one column a method."""
     names = [report.name for report in comparison.reports]
     by_name = [{image.name: image.values for image in report.images} for report in comparison.reports]
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["metric", "image", *names])
-    for key in comparison.keys:
-        for image in sorted(by_name[0]):
-            values = [report[image].get(key, math.nan) for report in by_name]
-            if any(key in report[image] for report in by_name):
-                writer.writerow([key, image, *("" if math.isnan(value) else repr(value) for value in values)])
-    return table.getvalue()
+    rows = (
+        [key, image, *(report[image].get(key, math.nan) for report in by_name)]
+        for key in comparison.keys
+        for image in sorted(by_name[0])
+        if any(key in report[image] for report in by_name)
+    )
+    return csv_text(["metric", "image", *names], rows)
 
 
 def markdown(comparison: Comparison) -> str:
@@ -304,17 +299,17 @@ def markdown(comparison: Comparison) -> str:
         "",
         f"Best in bold, second best underlined; {NOTICE}.",
         "",
-        *tables.markdown_table(heading(comparison), rows(comparison, {"best": "**{}**", "second": "<u>{}</u>"})),
+        *markdown_table(heading(comparison), rows(comparison, {"best": "**{}**", "second": "<u>{}</u>"})),
         "",
         "## Image by image",
         "",
-        *tables.markdown_table(PAIRED_HEADING, paired_rows(comparison)),
+        *markdown_table(PAIRED_HEADING, paired_rows(comparison)),
         "",
         *(f"- {note}" for note in notes(comparison)),
         "",
         "## What the numbers are",
         "",
-        *tables.markdown_table(["metric", "definition"], _definitions(comparison), ":--"),
+        *markdown_table(["metric", "definition"], _definitions(comparison), ":--"),
         "",
     ]
     return "\n".join(lines)

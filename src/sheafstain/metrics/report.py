@@ -5,19 +5,16 @@ Markdown and LaTeX are in ``tables.py``, the comparison of reports in ``comparis
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from sheafstain.errors import SheafStainError
 from sheafstain.metrics.sources import Fault
 from sheafstain.metrics.state import Number, from_json, to_json
 from sheafstain.metrics.statistics import Interval, Summary
+from sheafstain.metrics.texts import csv_text, json_text, read_json
 from sheafstain.slides.write import NOTICE
 from sheafstain.whole import write_whole
 
@@ -187,7 +184,7 @@ class Report:
         )
 
     def to_text(self) -> str:
-        return json.dumps(self.as_json(), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+        return json_text(self.as_json())
 
     def to_csv(self) -> str:
         """One row an image: the score under the metric's key, the sides under ``KEY SIDE``; undefined is empty."""
@@ -195,34 +192,21 @@ class Report:
         sides = list(
             dict.fromkeys((key, side) for image in self.images for key, of in image.sides.items() for side in of)
         )
-        table = io.StringIO()
-        writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(["image", "height", "width", *scores, *(f"{key} {side}" for key, side in sides)])
-        for image in self.images:
-            writer.writerow(
-                [
-                    image.name,
-                    *image.size,
-                    *(_cell(image.values.get(key, math.nan)) for key in scores),
-                    *(_cell(image.sides.get(key, {}).get(side, math.nan)) for key, side in sides),
-                ]
-            )
-        return table.getvalue()
-
-
-def _cell(value: float) -> str:
-    return "" if math.isnan(value) else repr(value)
+        rows = (
+            [
+                image.name,
+                *image.size,
+                *(image.values.get(key, math.nan) for key in scores),
+                *(image.sides.get(key, {}).get(side, math.nan) for key, side in sides),
+            ]
+            for image in self.images
+        )
+        return csv_text(["image", "height", "width", *scores, *(f"{key} {side}" for key, side in sides)], rows)
 
 
 def read_report(path: Path) -> Report:
     """From the JSON file or from the folder that holds it."""
-    file = path / NAME if path.is_dir() else path
-    try:
-        return Report.from_json(json.loads(file.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise SheafStainError(f"{file}: no such report; sheafstain score writes one") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SheafStainError(f"{file}: not a JSON report of sheafstain score ({error})") from error
+    return read_json(path / NAME if path.is_dir() else path, Report.from_json, "report", "score")
 
 
 def write_files(output: Path, stem: str, texts: Mapping[str, str]) -> list[Path]:

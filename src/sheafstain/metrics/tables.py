@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from sheafstain.metrics.report import SIDE_TITLES, Report, Result
+from sheafstain.metrics.texts import markdown_table
 from sheafstain.slides.write import NOTICE
 
 Marks = Mapping[str, Mapping[str, str]]  # by metric, then by method: "best" or "second"
@@ -149,15 +150,6 @@ def _set_protocol(report: Report) -> Iterable[tuple[str, str]]:
     for key, value in report.protocol.items():
         if key not in ("metrics", "bootstrap"):
             yield key, "–" if value in (None, "") else str(value)
-
-
-def markdown_table(head: Sequence[str], body: Iterable[Sequence[str]], align: str = "--:") -> list[str]:
-    """The first column to the left, the others as ``align`` says."""
-
-    def line(cells: Iterable[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    return [line(head), line([":--", *[align] * (len(head) - 1)]), *map(line, body)]
 
 
 def escape(text: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sheafstain.errors import SheafStainError, UsageError
-from sheafstain.metrics.tables import markdown_table
+from sheafstain.metrics.texts import markdown_table
 from sheafstain.slides.write import NOTICE
 from sheafstain.studies.her2 import TEST_OF_PAPER
 from sheafstain.studies.her2_cases import HIGH, LOW

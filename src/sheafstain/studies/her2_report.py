@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,10 +10,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from sheafstain.errors import SheafStainError
 from sheafstain.metrics.protocol import version_of
 from sheafstain.metrics.statistics import LEVEL, RESAMPLES
-from sheafstain.metrics.tables import markdown_table
+from sheafstain.metrics.texts import csv_text, json_text, markdown_table, read_json
 from sheafstain.slides.write import NOTICE
 from sheafstain.studies.her2 import FIXED, Protocol
 from sheafstain.studies.her2_cases import CLASS, GRADES, HIGH, LOW, RESIZER, CaseSet
@@ -173,17 +169,15 @@ class Result:
         )
 
     def to_text(self) -> str:
-        return json.dumps(self.as_json(), ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+        return json_text(self.as_json())
 
     def to_csv(self) -> str:
         """One row a test image."""
-        table = io.StringIO()
-        writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(["image", "grade", "truth", "p_high", "answer"])
-        for image in self.images:
-            answer = HIGH if image.p_high >= 0.5 else LOW
-            writer.writerow([image.name, image.grade, CLASS[image.grade], repr(image.p_high), answer])
-        return table.getvalue()
+        rows = (
+            [image.name, image.grade, CLASS[image.grade], image.p_high, HIGH if image.p_high >= 0.5 else LOW]
+            for image in self.images
+        )
+        return csv_text(["image", "grade", "truth", "p_high", "answer"], rows)
 
     def rows(self) -> list[list[str]]:
         constants = self.constants.values()
@@ -270,9 +264,4 @@ def _about(cases: CaseSet) -> dict[str, Any]:
 
 
 def read_result(path: Path) -> Result:
-    try:
-        return Result.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError as error:
-        raise SheafStainError(f"{path}: no such result; sheafstain her2 writes one, NAME.json") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SheafStainError(f"{path}: not a JSON result of sheafstain her2 ({error})") from error
+    return read_json(path, Result.from_json, "result", "her2")

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from sheafstain.datasets.phantom.phantom import Layer, Phantom
 from sheafstain.datasets.phantom.plan import Item, LayoutName, Plan
+from sheafstain.device import cores
 from sheafstain.errors import SheafStainError
 from sheafstain.slides.image import write_image
 from sheafstain.whole import whole
@@ -89,11 +90,6 @@ def _follow_parent() -> None:
     parent = parent_process()
     if parent is not None:
         threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
-
-
-def cores() -> int:
-    """Those this process may use, which in a container or a batch job are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @contextmanager

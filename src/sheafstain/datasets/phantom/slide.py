@@ -12,10 +12,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sheafstain.datasets.phantom.dataset import cores, pool
+from sheafstain.datasets.phantom.dataset import pool
 from sheafstain.datasets.phantom.phantom import BLOCK, Phantom
 from sheafstain.datasets.phantom.plan import DRAWING
 from sheafstain.datasets.phantom.specimen import GRADES, Marker, Specimen
+from sheafstain.device import cores
 from sheafstain.errors import UsageError
 from sheafstain.slides.write import PyramidWriter
 from sheafstain.window import Resolution, Size, Window
