@@ -29,6 +29,11 @@ class Views:
     def __len__(self) -> int:
         return len(self.images)
 
+    def part(self, at: slice) -> Views:
+        """Some of the windows."""
+        M, c_n = (None if t is None else t[at] for t in (self.M, self.c_n))
+        return Views(self.images[at], self.windows[at], self.canvas[at], M, c_n)
+
     @classmethod
     def joined(cls, parts: Sequence[Views]) -> Views:
         """One after the other."""

@@ -113,7 +113,7 @@ class Model:
 
 
 def save_model(folder: Path, config: ModelConfig, generator: nn.Module, card: str, *, half: bool = False) -> Path:
-    """Write a model, its tensors in half precision with ``half``. With ``config.json``, which comes last, it is whole."""
+    """Write a model, in half precision with ``half``. With ``config.json``, which comes last, it is whole."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).unlink(missing_ok=True)

@@ -121,7 +121,7 @@ class Pix2pix:
             self._generator.train(training)
 
     def _judged(self, he: Tensor, ihc: Tensor, *, real: bool) -> Tensor:
-        """Binary cross entropy of the logits on a pair; real and fake go through apart, since batch norm would mix them."""
+        """Binary cross entropy of the logits on a pair; real and fake apart, since batch norm would mix them."""
         logits = self._critic(torch.cat((he, ihc), dim=1)).float()
         return functional.binary_cross_entropy_with_logits(logits, torch.full_like(logits, float(real)))
 
