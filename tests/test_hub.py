@@ -45,6 +45,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Pa
     own, cache = tmp_path / "weights", tmp_path / "hub"
     own.mkdir()
     cache.mkdir()
+    monkeypatch.setattr(hub, "shipped_folder", lambda: tmp_path / "shipped")
     monkeypatch.setenv("SHEAFSTAIN_WEIGHTS", str(own))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
     return own, cache
@@ -160,6 +161,19 @@ class TestWhereWeightsAre:
         assert hub.locate("some", REPO) == own / "some" / "model.safetensors"
         save_file(tensors, own / "some.safetensors")
         assert hub.locate("some", REPO) == own / "some.safetensors"
+
+    def test_what_ships_with_the_package_comes_after_the_users_own_and_before_the_cache(
+        self, elsewhere: tuple[Path, Path], tensors: dict[str, torch.Tensor], tmp_path: Path
+    ) -> None:
+        in_cache(elsewhere[1], "model.safetensors", tensors)
+        shipped = tmp_path / "shipped" / "some" / "model.safetensors"
+        shipped.parent.mkdir(parents=True)
+        save_file(tensors, shipped)
+        assert hub.locate("some", REPO) == shipped
+        assert hub.content_hash(shipped) == hub.hash_of(tensors)
+        assert [path.name for path in shipped.parent.iterdir()] == ["model.safetensors"], "written into the package"
+        save_file(tensors, elsewhere[0] / "some.safetensors")
+        assert hub.locate("some", REPO) == elsewhere[0] / "some.safetensors"
 
     def test_two_files_of_no_known_name_are_not_guessed_at(
         self, elsewhere: tuple[Path, Path], tensors: dict[str, torch.Tensor]

@@ -1,8 +1,8 @@
 """Weights: where they are found, how they are named by their content, and how they are fetched when a user asks for it.
 
 Local first, Hugging Face Hub second, and the network only on request (D20). A name such as ``prov-gigapath`` is
-looked for as ``$SHEAFSTAIN_WEIGHTS/prov-gigapath.safetensors``, in ``$SHEAFSTAIN_WEIGHTS/prov-gigapath/`` and in the
-cache of the Hugging Face Hub.
+looked for as ``$SHEAFSTAIN_WEIGHTS/prov-gigapath.safetensors``, in ``$SHEAFSTAIN_WEIGHTS/prov-gigapath/``, among the
+weights that are part of this package (D21), and in the cache of the Hugging Face Hub.
 
 No pickle is ever loaded. Several encoders are published as a pickled ``pytorch_model.bin``; ``convert`` turns such a
 file into safetensors once, at the user's request, through PyTorch's restricted unpickler, which builds tensors and
@@ -43,11 +43,19 @@ def weights_folder() -> Path:
     return (Path(cache) if cache else Path.home() / ".cache") / "sheafstain" / "weights"
 
 
+def shipped_folder() -> Path:
+    """The weights that are part of this package: a folder each, laid out as on the Hub (D21)."""
+    return Path(__file__).parent / "weights"
+
+
 def locate(name: str, repo: str | None = None) -> Path | None:
     """The safetensors file of that name on this machine, or None; never the network."""
     if (file := weights_folder() / f"{name}.safetensors").is_file():
         return file
-    return _only(weights_folder() / name, (".safetensors",)) or _in_hub_cache(repo, (SAFE,))
+    for folder in (weights_folder(), shipped_folder()):
+        if (file := _only(folder / name, (".safetensors",))) is not None:
+            return file
+    return _in_hub_cache(repo, (SAFE,))
 
 
 def locate_pickle(name: str, repo: str | None = None) -> Path | None:
@@ -167,7 +175,8 @@ def _header(first: bytes, read: Any, size: int, where: str) -> dict[str, TensorI
 
 def content_hash(path: Path) -> str:
     """SHA-256 over the sorted names, types, shapes and bytes of the tensors: the same for every file that holds the
-    same weights, whatever its name, metadata or order. Kept beside the file until its size or time changes."""
+    same weights, whatever its name, metadata or order. Kept beside the file until its size or time changes, except in
+    the package, into which nothing is written and whose files are small."""
     stat = path.stat()
     note = path.with_name(f"{path.name}.sha256.json")
     stamp = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
@@ -180,8 +189,9 @@ def content_hash(path: Path) -> str:
     tensors = read_header(path)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         digest = _digest(tensors, data)
-    with suppress(OSError):  # a read-only folder: the hash is computed again next time
-        write_whole(note, json.dumps(stamp | {"sha256": digest}).encode())
+    if not path.is_relative_to(shipped_folder()):
+        with suppress(OSError):  # a read-only folder: the hash is computed again next time
+            write_whole(note, json.dumps(stamp | {"sha256": digest}).encode())
     return digest
 
 

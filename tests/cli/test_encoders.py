@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sheafstain import hub
 from sheafstain.cli.console import console
 from sheafstain.cli.encoders import encoders
 from sheafstain.errors import SheafStainError, UsageError
@@ -21,6 +22,7 @@ from sheafstain.sheaf.registry import list_encoders
 def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants
 
+    monkeypatch.setattr(hub, "shipped_folder", lambda: tmp_path / "shipped")
     monkeypatch.setenv("SHEAFSTAIN_WEIGHTS", str(tmp_path / "weights"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -54,6 +56,21 @@ def test_machines_get_one_object_each(capsys: pytest.CaptureFixture[str], machin
     assert by_id["virchow2"]["prefix"] == 5 and by_id["dinov2-small"]["mpp"] is None
     assert by_id["prov-gigapath"]["here"] is None and "accept the terms" in by_id["prov-gigapath"]["how_to_get"]
     assert by_id["random-tiny"]["here"] == "drawn from a seed"
+    assert by_id["phantom-small"]["here"] is None and "install it again" in by_id["phantom-small"]["how_to_get"]
+
+
+def test_what_ships_with_the_package_is_listed_as_such(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "shipped" / "phantom-small" / "model.safetensors"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"")
+    encoders()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["phantom-small"]]
+    assert line.split()[-2:] == ["open", "shipped"]
+    encoders("phantom-small")
+    out = capsys.readouterr().out
+    assert str(file) in out.replace("\n", "") and "synthetic tissue only" in " ".join(out.split())
+    with pytest.raises(UsageError, match="part of SheafStain; there is nothing to download"):
+        encoders("phantom-small", download=True)
 
 
 def test_listing_needs_no_torch() -> None:

@@ -51,6 +51,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants
 
+    monkeypatch.setattr(hub, "shipped_folder", lambda: tmp_path / "shipped")
     monkeypatch.setenv("SHEAFSTAIN_WEIGHTS", str(tmp_path / "weights"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -157,7 +158,13 @@ def test_what_is_missing_says_how_to_get_it(weights: Path, tmp_path: Path) -> No
     assert "random" not in said and "\n" not in said
     (tmp_path / "weights").mkdir()
     (tmp_path / "weights" / f"{SMALL.id}.safetensors").symlink_to(weights / "model.safetensors")
-    assert "ready here now: kaiko-vits16" in missing(find_encoder("prov-gigapath"))
+    assert "ready here now: kaiko-vits16; to be had without an account: phikon-v2" in missing(
+        find_encoder("prov-gigapath")
+    )
+    shipped = tmp_path / "shipped" / "phantom-small" / "model.safetensors"
+    shipped.parent.mkdir(parents=True)
+    shipped.symlink_to(weights / "model.safetensors")
+    assert "ready here now: kaiko-vits16, phantom-small (synthetic tissue only); " in missing(find_encoder("uni"))
     by_hand = f"or put model.safetensors into {tmp_path / 'weights' / 'phikon-v2'}"
     assert how_to_get(find_encoder("phikon-v2")) == f"run: sheafstain encoders phikon-v2 --download; {by_hand}"
 

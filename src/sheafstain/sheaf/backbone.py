@@ -50,6 +50,8 @@ def find_weights(name_or_path: str | Path, *, download: bool = False) -> tuple[E
 
 def fetch(entry: EncoderEntry) -> Path:
     """Download an encoder's weights; a published pickle is converted into SheafStain's own folder."""
+    if entry.shipped:
+        raise UsageError(f"{entry.id}: is part of SheafStain; there is nothing to download")
     if entry.repo is None or entry.published is None:
         raise UsageError(f"{entry.id}: has no published weights ({entry.note})")
     path = hub.download(entry.id, entry.repo, entry.published)

@@ -57,6 +57,7 @@ class EncoderEntry:
     layout: Layout = "timm"
     swiglu: bool = False  # packed SwiGLU in place of the two-layer perceptron
     resamples: bool = False  # the published position embedding is of another grid and is interpolated to 224 px
+    shipped: bool = False  # the weights are part of this package
     seed: int | None = None  # weights drawn from this seed: knows nothing, for tests and for timing
     note: str = field(default="", compare=False)
 
@@ -309,6 +310,25 @@ ENCODERS: tuple[EncoderEntry, ...] = (
         note="natural images",
     ),
     EncoderEntry(
+        id="phantom-small",
+        title="SheafStain's own ViT, trained on phantoms",
+        repo=None,
+        published=None,
+        architecture="vit_tiny_patch16_224",
+        arguments=_frozen(embed_dim=256, depth=8, num_heads=4, mlp_ratio=3),
+        pitch=16,
+        prefix=1,
+        width=256,
+        depth=8,
+        normalisation=HALF,
+        mpp=TWENTY_TIMES,
+        licence="Apache-2.0",
+        parameters=5_515_520,
+        gflop=2.5,
+        shipped=True,
+        note="part of SheafStain; it has seen synthetic tissue only",
+    ),
+    EncoderEntry(
         id="random-tiny",
         title="Random ViT, 4 blocks",
         repo=None,
@@ -373,6 +393,8 @@ def weights_of(entry: EncoderEntry) -> Path | None:
 
 def how_to_get(entry: EncoderEntry) -> str:
     """What a user has to do to have the weights here."""
+    if entry.shipped:
+        return f"they are part of SheafStain ({hub.shipped_folder() / entry.id}): install it again"
     if (pickle := hub.locate_pickle(entry.id, entry.repo)) is not None:
         return f"{pickle} is a pickle, which is never loaded; run: {hub.conversion(pickle, entry.id)}"
     access = f"{entry.gate} ({entry.page}), then run" if entry.gate else "run"
@@ -385,12 +407,13 @@ def how_to_get(entry: EncoderEntry) -> str:
 
 
 def missing(entry: EncoderEntry) -> str:
-    """What to say when an encoder is asked for and its weights are not here."""
-    trained = [other for other in ENCODERS if not other.random]
-    ready = [other.id for other in trained if weights_of(other)]
-    works = (
-        f"ready here now: {', '.join(ready)}"
-        if ready
-        else f"to be had without an account: {', '.join(other.id for other in trained if other.gate is None)}"
-    )
-    return f"{entry.id}: no weights on this machine; {how_to_get(entry)}; {works}"
+    """What to say when an encoder is asked for and its weights are not here: how to get them, and what works instead."""
+    others = [other for other in ENCODERS if not other.random and other is not entry]
+    ready = [other for other in others if weights_of(other)]
+    open_ones = [other for other in others if other.gate is None and other not in ready and not other.shipped]
+    works = [
+        f"{words}: {', '.join(f'{other.id} (synthetic tissue only)' if other.shipped else other.id for other in some)}"
+        for words, some in (("ready here now", ready), ("to be had without an account", open_ones))
+        if some
+    ]
+    return "; ".join([f"{entry.id}: no weights on this machine", how_to_get(entry), *works])
