@@ -24,7 +24,7 @@ from sheafstain.metrics.sources import ImageSet, Listing, list_items
 from sheafstain.metrics.state import LOG, differences
 from sheafstain.metrics.suite import Borders, Suite
 from sheafstain.metrics.weights import MissingWeights
-from sheafstain.slides.write import PyramidWriter
+from sheafstain.slides.write import open_writer
 from sheafstain.window import Resolution, Size
 
 FIELD = Size(288, 304)
@@ -530,7 +530,7 @@ def test_borders():
 
 
 def write_slide(path: Path, pixels: np.ndarray, mpp: float = 0.5) -> Path:
-    with PyramidWriter(path, Size(*pixels.shape[:2]), Resolution(mpp), description={"stain": "HER2"}) as slide:
+    with open_writer(path, Size(*pixels.shape[:2]), Resolution(mpp), description={"stain": "HER2"}) as slide:
         slide.rows(pixels)
     return path
 

@@ -15,7 +15,8 @@ import pytest
 import tifffile
 
 from sheafstain import __version__
-from sheafstain.slides.write import PyramidWriter
+from sheafstain.errors import SheafStainError, UsageError
+from sheafstain.slides.write import open_writer
 from sheafstain.window import Resolution, Size
 
 
@@ -28,9 +29,7 @@ def picture(size: Size, seed: int = 0) -> np.ndarray:
 
 
 def write(path: Path, image: np.ndarray, chunks: int = 100, mpp: float = 0.4661, **options) -> None:
-    with PyramidWriter(
-        path, Size(*image.shape[:2]), Resolution(mpp), description={"stain": "HER2"}, **options
-    ) as slide:
+    with open_writer(path, Size(*image.shape[:2]), Resolution(mpp), description={"stain": "HER2"}, **options) as slide:
         for y in range(0, len(image), chunks):
             slide.rows(image[y : y + chunks])
 
@@ -75,7 +74,7 @@ def test_full_chroma_and_no_ringing_at_the_border(tmp_path: Path):
     """Brown and blue stripes of one pixel survive, also in the last tile, most of which lies outside the image."""
     image = np.empty((48, 300, 3), np.uint8)
     image[:, 0::2], image[:, 1::2] = (120, 80, 50), (90, 90, 140)
-    write(tmp_path / "a.tif", image, tile=256, levels=1)
+    write(tmp_path / "a.tif", image, tile=256)
     seen = tifffile.imread(tmp_path / "a.tif").astype(int)
     assert np.abs(seen - image).max() < 12
     assert np.abs(seen[:, 288:] - image[:, 288:]).max() < 12
@@ -100,7 +99,7 @@ def test_the_same_rows_give_the_same_bytes(tmp_path: Path):
 
 def test_rows_may_be_reused_by_the_caller(tmp_path: Path):
     image = picture(Size(300, 300))
-    with PyramidWriter(tmp_path / "a.tif", Size(300, 300), Resolution(1), description={}, tile=64) as slide:
+    with open_writer(tmp_path / "a.tif", Size(300, 300), Resolution(1), description={}, tile=64) as slide:
         buffer = np.empty((60, 300, 3), np.uint8)
         for y in range(0, 300, 60):
             buffer[:] = image[y : y + 60]
@@ -110,7 +109,7 @@ def test_rows_may_be_reused_by_the_caller(tmp_path: Path):
 
 
 def test_more_than_a_classic_tiff_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("sheafstain.slides.write._CLASSIC_LIMIT", 1000)
+    monkeypatch.setattr("sheafstain.slides.tiff_file._CLASSIC_LIMIT", 1000)
     image = picture(Size(300, 300))
     write(tmp_path / "a.tif", image)
     with tifffile.TiffFile(tmp_path / "a.tif") as tif:
@@ -127,14 +126,14 @@ def test_a_failure_leaves_nothing(tmp_path: Path):
     image = picture(Size(900, 600))
     with (
         pytest.raises(RuntimeError, match="out of luck"),
-        PyramidWriter(tmp_path / "a.tif", Size(900, 600), Resolution(1), description={}, tile=128) as slide,
+        open_writer(tmp_path / "a.tif", Size(900, 600), Resolution(1), description={}, tile=128) as slide,
     ):
         slide.rows(image[:700])
         raise RuntimeError("out of luck")
     assert left(tmp_path) == []
     with (
         pytest.raises(ValueError, match="only 700 of 900 rows"),
-        PyramidWriter(tmp_path / "a.tif", Size(900, 600), Resolution(1), description={}, tile=128) as slide,
+        open_writer(tmp_path / "a.tif", Size(900, 600), Resolution(1), description={}, tile=128) as slide,
     ):
         slide.rows(image[:700])
     assert left(tmp_path) == []
@@ -145,7 +144,7 @@ def test_an_older_file_stays_until_the_new_one_is_whole(tmp_path: Path):
     image = picture(Size(200, 64))
     with (
         pytest.raises(KeyboardInterrupt),
-        PyramidWriter(tmp_path / "a.tif", Size(200, 64), Resolution(1), description={}, tile=64) as slide,
+        open_writer(tmp_path / "a.tif", Size(200, 64), Resolution(1), description={}, tile=64) as slide,
     ):
         slide.rows(image)
         raise KeyboardInterrupt
@@ -160,13 +159,13 @@ def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path):
     script = textwrap.dedent(f"""
         import resource, signal, sys
         import numpy as np
-        from sheafstain.slides.write import PyramidWriter
+        from sheafstain.slides.write import open_writer
         from sheafstain.window import Resolution, Size
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
         noise = np.random.default_rng(0).integers(0, 256, (1024, 1024, 3), dtype=np.uint8)
         try:
-            with PyramidWriter({str(tmp_path / "a.tif")!r}, Size(1024, 1024), Resolution(1), description={{}}) as slide:
+            with open_writer({str(tmp_path / "a.tif")!r}, Size(1024, 1024), Resolution(1), description={{}}) as slide:
                 slide.rows(noise)
         except OSError as error:
             print(error.errno, error.filename)
@@ -182,10 +181,10 @@ def test_a_killed_writer_leaves_nothing(tmp_path: Path):
         import os, signal
         from pathlib import Path
         import numpy as np
-        from sheafstain.slides.write import PyramidWriter
+        from sheafstain.slides.write import open_writer
         from sheafstain.window import Resolution, Size
         path = Path({str(tmp_path / "a.tif")!r})
-        with PyramidWriter(path, Size(512, 512), Resolution(1), description={{}}, tile=64) as to:
+        with open_writer(path, Size(512, 512), Resolution(1), description={{}}, tile=64) as to:
             to.rows(np.zeros((400, 512, 3), np.uint8))
             os.kill(os.getpid(), signal.SIGKILL)
         """)
@@ -199,11 +198,11 @@ def test_memory_does_not_grow_with_the_height(tmp_path: Path):
         import resource, sys
         import numpy as np
         from pathlib import Path
-        from sheafstain.slides.write import PyramidWriter
+        from sheafstain.slides.write import open_writer
         from sheafstain.window import Resolution, Size
         height, path = int(sys.argv[1]), Path(sys.argv[2])
         band = np.random.default_rng(0).normal(180, 6, (256, 2048, 3)).clip(0, 255).astype(np.uint8)
-        with PyramidWriter(path, Size(height, 2048), Resolution(0.5), description={}, tile=256, workers=2) as slide:
+        with open_writer(path, Size(height, 2048), Resolution(0.5), description={}, tile=256, workers=2) as slide:
             for _ in range(height // 256):
                 slide.rows(band)
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024))
@@ -221,16 +220,23 @@ def test_memory_does_not_grow_with_the_height(tmp_path: Path):
 def test_wrong_use_is_named(tmp_path: Path):
     size, mpp = Size(64, 64), Resolution(1)
     with pytest.raises(ValueError, match="no pixels"):
-        PyramidWriter(tmp_path / "a.tif", Size(0, 5), mpp, description={})
+        open_writer(tmp_path / "a.tif", Size(0, 5), mpp, description={})
     with pytest.raises(ValueError, match="multiple of 16"):
-        PyramidWriter(tmp_path / "a.tif", size, mpp, description={}, tile=100)
+        open_writer(tmp_path / "a.tif", size, mpp, description={}, tile=100)
     with (
         pytest.raises(FileNotFoundError, match="nowhere"),
-        PyramidWriter(tmp_path / "nowhere" / "a.tif", size, mpp, description={}),
+        open_writer(tmp_path / "nowhere" / "a.tif", size, mpp, description={}),
     ):
         pass
-    with pytest.raises(IsADirectoryError), PyramidWriter(tmp_path, size, mpp, description={}):
+    with pytest.raises(UsageError, match=r"end its name in \.tif"):
+        open_writer(tmp_path / "a.svs", size, mpp, description={})
+    (tmp_path / "folder.tif").mkdir()
+    with (
+        pytest.raises(SheafStainError, match="is a folder"),
+        open_writer(tmp_path / "folder.tif", size, mpp, description={}),
+    ):
         pass
+    (tmp_path / "folder.tif").rmdir()
     for rows, what in (
         (np.zeros((1, 64, 3), np.float32), "float32"),
         (np.zeros((1, 63, 3), np.uint8), r"\[1, 63, 3\]"),
@@ -238,7 +244,7 @@ def test_wrong_use_is_named(tmp_path: Path):
     ):
         with (
             pytest.raises(ValueError, match=what),
-            PyramidWriter(tmp_path / "a.tif", size, mpp, description={}) as slide,
+            open_writer(tmp_path / "a.tif", size, mpp, description={}) as slide,
         ):
             slide.rows(rows)
     assert left(tmp_path) == []

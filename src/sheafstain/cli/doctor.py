@@ -152,12 +152,12 @@ def _openslide() -> str:
     import numpy as np
     import openslide
 
-    from sheafstain.slides.write import PyramidWriter
+    from sheafstain.slides.write import open_writer
     from sheafstain.window import Resolution, Size
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "slide.tif"
-        with PyramidWriter(path, Size(128, 128), Resolution(0.5), description={}, tile=64) as slide:
+        with open_writer(path, Size(128, 128), Resolution(0.5), description={}, tile=64) as slide:
             slide.rows(np.full((128, 128, 3), 200, np.uint8))
         with openslide.OpenSlide(path) as slide:
             if slide.level_count != 2 or slide.read_region((0, 0), 1, (1, 1)).getpixel((0, 0)) != (200, 200, 200, 255):

@@ -18,7 +18,7 @@ from sheafstain.datasets.phantom.plan import DRAWING
 from sheafstain.datasets.phantom.specimen import GRADES, Marker, Specimen
 from sheafstain.device import cores
 from sheafstain.errors import UsageError
-from sheafstain.slides.write import PyramidWriter
+from sheafstain.slides.write import open_writer
 from sheafstain.window import Resolution, Size, Window
 
 SlideLayer = Literal["he", "ihc", "truth"]
@@ -51,7 +51,7 @@ def write_slide(
     rows = [(y, min(BLOCK, size.h - y)) for y in range(0, size.h, BLOCK)]
     columns = [(x, min(BLOCK, size.w - x)) for x in range(0, size.w, BLOCK)]
     windows = [Window(y, x, h, w) for y, h in rows for x, w in columns]
-    with PyramidWriter(path, size, resolution, description=description) as slide, pool(workers, len(windows)) as submit:
+    with open_writer(path, size, resolution, description=description) as slide, pool(workers, len(windows)) as submit:
         draw = partial(_draw, specimen, marker, resolution, size, layer)
         blocks = _in_order(submit, (partial(draw, window) for window in windows))
         for _, height in rows:
