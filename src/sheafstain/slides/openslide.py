@@ -104,7 +104,7 @@ class OpenSlideLevel:
         except OpenSlideError as error:
             if self._strict:
                 raise SheafStainError(
-                    f"{self._file.path}: cannot be decoded near ({part.x}, {part.y}) of level {self._number} ({error}); "
+                    f"{self._file.path}: cannot be decoded at ({part.x}, {part.y}) of level {self._number} ({error}); "
                     "copy the file again, or read it without strictness"
                 ) from error
             tiles = self._tiles(part)

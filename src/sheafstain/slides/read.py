@@ -9,7 +9,7 @@
 
 A TIFF (SVS, OME-TIFF, flat pyramids) is decoded tile by tile straight from the file; what only OpenSlide understands is
 read through it; a PNG or JPEG is an image in memory. What is damaged comes out white and is listed (``View.damaged``),
-unless ``strict``. Colours are those stored: ICC profiles of slides are not applied, as in the tools models learned with.
+unless ``strict``. Colours are those stored: ICC profiles of slides are not applied, as nobody's training data had them.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
 from typing import Self
-
-import numpy as np
 
 from sheafstain.errors import SheafStainError, UsageError
 from sheafstain.slides.image import read_header, read_image

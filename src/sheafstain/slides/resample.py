@@ -99,7 +99,7 @@ class Resampled:
         return max(0, min(start - self._reach, end - 1)), min(stop + self._reach, end)
 
     def _fill(self, pixels: Rows, under: Window, block: Window, kept: Window, out: Rows) -> None:
-        """Make ``block`` from ``pixels``, the window ``under`` of the finer level; columns of ``kept`` go to ``out``."""
+        """Make ``block`` from ``pixels``, the window ``under`` of the finer level; ``out`` takes columns ``kept``."""
         from PIL import Image
 
         x, y = block.x * self._times - under.x, block.y * self._times - under.y

@@ -55,7 +55,7 @@ class TiffLevel:
             self._offsets = [page.dataoffsets[0] + top * step for top in tops]
             self._counts = [min(_PIECE, self.size.h - top) * step for top in tops]
         self._check()
-        page.init_decode() if hasattr(page, "init_decode") else page.decode  # noqa: B018 (made once, before the threads)
+        self._codec = page.decode  # made here, before the threads: its first use is not safe among them
 
     def pieces(self, window: Window) -> Iterator[Rows]:
         return made_ahead(self._bands(window))
@@ -112,27 +112,26 @@ class TiffLevel:
         page = self._page
         if page.is_contiguous and not page.is_tiled:
             return np.frombuffer(data, np.uint8).reshape(-1, self.size.w, page.samplesperpixel)
-        if page.compression != _JPEG:
-            return page.decode(data, index)[0][0]
-        options: dict[str, Any] = {"jpegtables": page.jpegtables, "jpegheader": page.jpegheader}
-        longer = Lengthened.of(data)
-        if longer is None:
-            return page.decode(data, index, **options)[0][0]
-        return longer.picture(self._jpeg(longer.data))
+        longer = Lengthened.of(data) if page.compression == _JPEG else None
+        if longer is not None:
+            return longer.picture(self._jpeg(longer.data))
+        tables = {"jpegtables": page.jpegtables} if page.compression == _JPEG else {}
+        pixels = self._codec(data, index, **tables)[0]
+        assert pixels is not None, "it was given data"
+        return pixels[0]
 
     @cached_property
     def _jpeg(self) -> Callable[[bytes], NDArray[np.uint8]]:
         import imagecodecs
 
-        # The rule by which TIFF says which colours a JPEG stream holds.
-        colours = {_YCBCR: ("YCBCR", "RGB"), _RGB: ("RGB", "RGB")}.get(int(self._page.photometric), (None, None))
-        if self._page.is_jfif:
-            colours = (None, None)
+        # Aperio stores RGB as it is, where a JPEG with a JFIF header always holds YCbCr.
+        plain = self._page.photometric == _RGB and not self._page.is_jfif
+        grey = self._page.photometric not in (_RGB, _YCBCR)
         return partial(
             imagecodecs.jpeg8_decode,
             tables=self._page.jpegtables,
-            colorspace=colours[0],
-            outcolorspace=colours[1],
+            colorspace="RGB" if plain else None,
+            outcolorspace=None if grey else "RGB",
         )
 
     def _to_rgb(self, pixels: NDArray[np.uint8]) -> Rows:
