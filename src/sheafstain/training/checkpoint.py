@@ -33,12 +33,22 @@ FOLDER, BEST = "checkpoints", "best.safetensors"
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a checkpoint says about itself: steps and samples done, its configuration with dotted keys, the figures of
-    the last look at held-out images, and the best of them so far."""
+    """What a checkpoint says about itself.
+
+    Parameters
+    ----------
+    step, samples
+        Done so far, over all processes.
+    config, facts
+        The configuration with dotted keys, and what was found with it: data, encoder, versions.
+    figures, best
+        Of the last look at held-out images, and the best so far of the one that ``watch.best`` names.
+    """
 
     step: int
     samples: int
     config: dict[str, Any]
+    facts: dict[str, Any]
     figures: dict[str, float] = field(default_factory=dict)
     best: float | None = None
 

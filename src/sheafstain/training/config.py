@@ -70,11 +70,14 @@ class EncoderConfig:
         Px between the crops of the sections.
     sections
         Folder of the cache; sections that are not there are made when training starts.
+    live
+        Encode in every step instead. The conditioning ``neighborhood`` always does, its crops differ from step to step.
     """
 
     name: str = "prov-gigapath"
     stride: int = 80
     sections: str = "out/sections"
+    live: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +188,7 @@ class TrainConfig:
 
 
 # What may differ between a checkpoint and the run that goes on from it: the state is counted in samples, not in steps.
-FREE = ("batch", "steps", "output", "engine.", "watch.", "data.root", "encoder.sections")
+FREE = ("batch", "steps", "output", "engine.", "watch.", "data.root", "encoder.sections", "encoder.live")
 
 
 def read_config(path: Path | str, arguments: Sequence[str] = ()) -> TrainConfig:

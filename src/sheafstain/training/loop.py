@@ -145,7 +145,7 @@ class Loop:
         start = self._started or (then, before)
         if self._started is None:
             self._started = now, self.seen  # what comes first also compiles, and says little about what follows
-        left = (self._end() - self.seen) * (now - start[0]) / max(self.seen - start[1], 1)
+        left = (self.end - self.seen) * (now - start[0]) / max(self.seen - start[1], 1)
         memory = _memory(self.world.device)
         report = Report(self.step, self.epoch, self.seen, self.total, self.lr, losses, pace, memory, max(left, 0.0))
         self._forget()
@@ -156,7 +156,9 @@ class Loop:
         seconds, seen = self._since
         self._since = time.monotonic() if seen == self.seen else seconds, seen
 
-    def _end(self) -> int:
+    @property
+    def end(self) -> int:
+        """The samples after which this run ends."""
         if self.config.steps is None:
             return self.total
         return min(self.total, self.seen + (self.config.steps - self.step) * self.config.batch)
