@@ -19,6 +19,7 @@ from sheafstain.errors import SheafStainError
 
 _DATA = Group.create_ordered("Data")
 _SHEAF = Group.create_ordered("Sheaf")
+_TRAIN = Group.create_ordered("Train")
 _SCORE = Group.create_ordered("Score")
 _ABOUT = Group.create_ordered("About")
 _EVERYWHERE = Group.create_ordered("With every command")
@@ -44,6 +45,8 @@ data.command("sheafstain.cli.data_phantom:phantom", help="Draw H&E/IHC pairs or 
 app.command("sheafstain.cli.encoders:encoders", group=_SHEAF, help="List the encoders and which are present here.")
 app.command("sheafstain.cli.sections:sections", group=_SHEAF, help="Encode a data set once, for training to cut from.")
 app.command("sheafstain.cli.audit:audit", group=_SHEAF, help="Measure how far an encoder's tokens are from a sheaf.")
+app.command("sheafstain.cli.train:train", group=_TRAIN, help="Train a translator from H&E to a stain.")
+app.command("sheafstain.cli.train:export", group=_TRAIN, help="Write the model of a training, at any checkpoint.")
 app.command("sheafstain.cli.score:score", group=_SCORE, help="Measure stained images against the real stain.")
 app.command("sheafstain.cli.compare:compare", group=_SCORE, help="Hold several scores of the same images together.")
 app.command("sheafstain.cli.her2:her2", group=_SCORE, help="Does a HER2 classifier learn from the stained images?")

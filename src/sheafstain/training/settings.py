@@ -89,11 +89,12 @@ def _plain(node: yaml.Node, where: str) -> Any:
 
 
 def read_arguments(arguments: Sequence[str]) -> Table:
-    """``--key value``, ``--key=value``, and ``--key`` alone for yes."""
+    """``--key value``, ``--key=value``, ``--key`` alone for yes, and ``-o`` for the output as in other commands."""
     table: Table = {}
     rest = list(arguments)
     while rest:
         word = rest.pop(0)
+        word = "--output" if word == "-o" else word
         if not word.startswith("--") or word == "--":
             raise UsageError(f"{word!r} is no setting: settings are given as --key.sub value")
         key, given, value = word[2:].partition("=")
