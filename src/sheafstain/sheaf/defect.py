@@ -163,11 +163,21 @@ class DefectTally:
 
     def add(self, defect: np.ndarray) -> None:
         """Rows [h, w], NaN where undefined."""
-        defined = defect[~np.isnan(defect)]
-        rms = np.sqrt(defined) * np.float32(self.BINS / self.LARGEST)
-        self._histogram += np.bincount(np.minimum(rms.astype(np.int64), self.BINS - 1), minlength=self.BINS)
-        self._sum += float(defined.sum(dtype=np.float64))
+        bins = np.sqrt(defect)
+        bins *= np.float32(self.BINS / self.LARGEST)
+        bins += 1
+        np.minimum(np.fmax(bins, 0, out=bins), self.BINS, out=bins)  # NaN: bin 0, which is not counted
+        self._histogram += np.bincount(bins.astype(np.uint16).ravel(), minlength=self.BINS + 1)[1:]
+        self._sum += float(np.fmax(defect, 0, out=bins).sum(1).sum(dtype=np.float64))
         self.pixels += defect.size
+
+    def counts(self) -> tuple[np.ndarray, float, int]:
+        """Histogram, sum and number of pixels: for ``go_on``."""
+        return self._histogram.copy(), self._sum, self.pixels
+
+    def go_on(self, histogram: np.ndarray, total: float, pixels: int) -> None:
+        """Start where another left off."""
+        self._histogram, self._sum, self.pixels = histogram.astype(np.int64), total, pixels
 
     @property
     def defined(self) -> float:

@@ -80,7 +80,8 @@ class Refinement:
         within = image if within is None else within
         self._bands = [g for g in _groups(lattice.ys) if g.reaches(within.y, within.bottom, lattice.side)]
         self._columns = [g for g in _groups(lattice.xs) if g.reaches(within.x, within.right, lattice.side)]
-        y, x = self._bands[0].lattice[0], self._columns[0].lattice[0]
+        self.begins = tuple(band.lattice[0] for band in self._bands)  # the first row of each band of blocks
+        y, x = self.begins[0], self._columns[0].lattice[0]
         bottom, right = self._bands[-1].stop + lattice.side, self._columns[-1].stop + lattice.side
         self.view = image.overlap(Window(y, x, bottom - y, right - x))  # the pixels that it wants
         self._grey: list[np.ndarray] = []  # R+G+B of the rows from _top on, uint16: exact, whatever the bands

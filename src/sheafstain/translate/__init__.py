@@ -1,0 +1,1 @@
+"""Translating images and slides of any size: decode, compute and glue at once, in memory that does not grow."""

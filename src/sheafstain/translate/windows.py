@@ -1,0 +1,118 @@
+"""The computing stage: pieces are cut, translated in full batches of one shape, and sent on as bytes.
+
+The last batch is filled up, so that every batch has the shape that the network is compiled for, and a window's
+pixels do not depend on how many others there were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sheafstain.bridge.noise import CanvasNoise
+from sheafstain.sheaf.section import Section
+from sheafstain.translate.conditioning import Ready
+from sheafstain.translate.pixels import Pixels
+from sheafstain.translate.plan import Piece
+from sheafstain.translate.protocol import StainProtocol, Translator
+from sheafstain.translate.stages import Channel
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Translated:
+    """Pieces that went through the model: ``pixels`` gives uint8 [n, h, w, 3] for each sample once they are there."""
+
+    pieces: list[Piece]
+    pixels: Callable[[], list[np.ndarray]]
+    floor: int  # no later piece starts above it
+
+
+def translate(
+    model: Translator,
+    protocol: StainProtocol,
+    ready: Iterator[Ready],
+    pixels: Pixels,
+    out: Channel[Translated],
+    batch: int,
+    advance: Callable[[int], None] | None = None,
+) -> int:
+    """Translate all pieces; returns how many there were."""
+    waiting: list[Ready] = []
+    he: Tensor | None = None
+    count, size = 0, batch if protocol.cover != "whole" else 1  # pieces of the cover "whole" are large
+
+    def send(he: Tensor) -> None:
+        made = _run(model, protocol, waiting, he)
+        out.put(Translated([r.piece for r in waiting], _download(made), waiting[-1].floor))
+        if advance is not None:
+            advance(len(waiting))
+
+    for item in ready:
+        shape = (item.piece.read.h, item.piece.read.w, 3)
+        if he is None or he.shape[1:] != shape:
+            if he is not None and waiting:
+                send(he)
+                waiting.clear()
+            he = torch.empty((size, *shape), dtype=torch.uint8, device=pixels.device)
+        he[len(waiting)] = pixels.cut([item.piece.read])[0]
+        waiting.append(item)
+        count += 1
+        if len(waiting) == size:
+            send(he)
+            waiting.clear()
+    if he is not None and waiting:
+        he[len(waiting) :] = he[len(waiting) - 1]
+        send(he)
+    out.end()
+    return count
+
+
+def _run(model: Translator, protocol: StainProtocol, ready: list[Ready], he: Tensor) -> list[Tensor]:
+    """A batch uint8 [b, h, w, 3], of which the first len(``ready``) count: for each sample uint8 [n, h, w, 3]."""
+    n, last = len(ready), ready[-1]
+    filled = [*ready, *[last] * (len(he) - n)]
+    M, c_n = _stack([r.section for r in filled], model.device)
+    # Rows, columns, channels seen as channels, rows, columns: "channels last", without a copy.
+    scaled = torch.add(torch.tensor(-1.0, device=he.device), he.permute(0, 3, 1, 2), alpha=1 / 127.5)
+    windows = [r.piece.read for r in filled]
+    made = []
+    for seed in protocol.seeds:
+        noise = CanvasNoise(torch.full((len(he),), seed, device=model.device), windows, model.latent_width)
+        ihc = model.translate(scaled, noise, M, c_n, nfe=protocol.nfe)
+        made.append(_to_bytes(ihc[:n].permute(0, 2, 3, 1)))
+    return made
+
+
+def _stack(sections: list[Section | None], device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    given = [section for section in sections if section is not None]
+    if not given:
+        return None, None
+    return (torch.stack([s.M for s in given]).to(device), torch.stack([s.c_n for s in given]).to(device))
+
+
+def _to_bytes(ihc: Tensor) -> Tensor:
+    """[−1, 1] to 0 … 255, rounded to nearest."""
+    scaled = torch.add(torch.tensor(127.5, device=ihc.device), ihc, alpha=127.5)
+    return scaled.round_().clamp_(0, 255).to(torch.uint8, memory_format=torch.contiguous_format)
+
+
+def _download(made: list[Tensor]) -> Callable[[], list[np.ndarray]]:
+    """The arrays, or from a GPU a copy under way: who glues waits for it, not who computes."""
+    if made[0].device.type != "cuda":
+        arrays = [tensor.cpu().numpy() for tensor in made]
+        return lambda: arrays
+    pinned = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in made]
+    for here, there in zip(pinned, made, strict=True):
+        here.copy_(there, non_blocking=True)
+    done = torch.cuda.Event()
+    done.record()
+
+    def wait() -> list[np.ndarray]:
+        done.synchronize()
+        return [tensor.numpy() for tensor in pinned]
+
+    return wait
