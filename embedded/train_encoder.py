@@ -7,8 +7,9 @@ the patches are hidden: which tissue and which nucleus lies in each 4-px cell, u
 CLS, the mix of the whole crop and the traits of the specimen that its H&E shows. Labels and not self-supervision,
 because a phantom has labels for nothing, and the few minutes that this may take are not enough for the other.
 Hiding makes tokens depend on what lies around them, as those of real foundation models do; 16 cells a token keep them
-from being a bare class; the dyes are mixed anew in every crop, so that a token means tissue and not colour. One part of
-the truth is never shown: neither the DAB nor the status of a marker is a label.
+from being a bare class, and so does a loss that wants them centred and their numbers unrelated: labels alone use few
+directions, and all tokens then point much the same way. The dyes are mixed anew in every crop, so that a token means
+tissue and not colour. One part of the truth is never shown: neither the DAB nor the status of a marker is a label.
 
 **What it writes**, when the time is over: ``model.safetensors`` in half precision, ``config.json``, ``README.md``, and
 ``losses.csv``. Heads and mask token are thrown away. ``--steps`` in place of the clock repeats a run.
@@ -26,27 +27,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from encoder_crops import CLASSES, Store, hide, pictures, recolour, targets
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from sheafstain import __version__
-from sheafstain.datasets.phantom.architecture import Tissue
-from sheafstain.datasets.phantom.nuclei import Nucleus
 from sheafstain.sheaf.backbone import build
-from sheafstain.sheaf.registry import CROP, EncoderEntry, find_encoder
-from sheafstain.stain import DAB, EOSIN, HAEMATOXYLIN, chromogen_on_white, light, optical_density
+from sheafstain.sheaf.registry import EncoderEntry, find_encoder
 from sheafstain.whole import whole, write_whole
 
-CLASSES = (len(Tissue), 1 + len(Nucleus))  # 9 tissues; no nucleus and 7 kinds of it
 CELL = 4  # px: a token says what lies in each of its 4 × 4 cells
-RATE, DECAY, WARM = 1.5e-3, 0.05, 0.05  # AdamW; the share of the run in which the rate rises
-UNMASKED, MASKED = 0.25, 0.75  # the share of crops shown whole; the most that is hidden of the others
-DYES = functional.normalize(torch.tensor([HAEMATOXYLIN, EOSIN, DAB]), dim=1)
-UNDO = torch.linalg.inv(DYES)
-ALONE = 0.06  # the share of IHC crops shown as their DAB alone on white, as the stain-align loss does
+RATE, DECAY, WARM = 1e-3, 0.05, 0.05  # AdamW; the share of the run in which the rate rises
+SPREAD = 0.02  # what the tokens' covariance counts
 
 
 class Pupil(nn.Module):
@@ -61,103 +55,33 @@ class Pupil(nn.Module):
         self.mix = nn.Linear(entry.width, sum(CLASSES))
         self.traits = nn.Linear(entry.width, traits)
 
-    def forward(self, images: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalised images [b, 3, 224, 224], hidden [b, 196] → classes [b, 17, 56, 56], mix [b, 17], traits [b, t]."""
+    def forward(self, images: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Normalised images [b, 3, 224, 224], hidden [b, 196] → classes [b, 17, 56, 56], mix [b, 17], traits [b, t] and
+        the tokens [b, 196, d]."""
         net = self.encoder
         patches = torch.where(hidden[..., None], self.mask.to(images.dtype), net.patch_embed(images))
         tokens = net.norm(net.blocks(net._pos_embed(patches)))
         cells = self.what(tokens[:, 1:]).unflatten(-1, (-1, self.cells, self.cells))
         cells = cells.unflatten(1, (self.grid, self.grid)).permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
-        return cells, self.mix(tokens[:, 0]), self.traits(tokens[:, 0])
+        return cells, self.mix(tokens[:, 0]), self.traits(tokens[:, 0]), tokens[:, 1:]
 
 
-class Store:
-    """The blocks on the device, and crops from them."""
-
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        images, labels, traits = (np.load(folder / f"{name}.npy") for name in ("images", "labels", "traits"))
-        self.images, self.labels = torch.from_numpy(images).to(device), torch.from_numpy(labels).to(device)
-        spread = traits.std(0) + 1e-6
-        self.traits = torch.from_numpy((traits - traits.mean(0)) / spread).to(device)
-        self.said = json.loads((folder / "store.json").read_text())
-
-    def weights(self) -> list[Tensor]:
-        """What each class counts in the loss: by the inverse root of how common it is, one on average over pixels."""
-        weights = []
-        for plane, classes in enumerate(CLASSES):
-            share = self.labels[:: max(len(self.labels) // 512, 1), plane].flatten().long().bincount(minlength=classes)
-            share = share.float() / share.sum()
-            weight = share.clamp(min=5e-3).rsqrt()
-            weights.append(weight / (weight * share).sum())
-        return weights
-
-    def crops(self, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Images uint8 [n, 224, 224, 3], whether each is IHC [n], labels uint8 [n, 2, 112, 112], traits [n, t]."""
-        device, side = self.images.device, self.images.shape[2]
-        block = torch.randint(len(self.images), (count,), device=device)
-        stain = torch.randint(2, (count,), device=device)
-        rows, columns = (self._line(count, side) for _ in range(2))
-        at = (block[:, None, None], stain[:, None, None], rows[:, :, None], columns[:, None, :])
-        images = self.images[at]
-        rows, columns = (line[:, ::2].div(2, rounding_mode="floor") for line in (rows, columns))
-        labels = self.labels[block[:, None, None], :, rows[:, :, None], columns[:, None, :]]  # [n, 112, 112, 2]
-        half = count // 2  # rows and columns of half the crops change places: with the flips, all eight positions
-        images = torch.cat([images[:half], images[half:].transpose(1, 2)])
-        labels = torch.cat([labels[:half], labels[half:].transpose(1, 2)])
-        return images, stain == 1, labels.permute(0, 3, 1, 2), self.traits[block]
-
-    def _line(self, count: int, side: int) -> Tensor:
-        """Pixels of a block from an even place on, forwards or backwards: [count, 224]."""
-        device = self.images.device
-        first = 2 * torch.randint((side - CROP) // 2 + 1, (count, 1), device=device)
-        line = torch.arange(CROP, device=device).expand(count, -1)
-        return first + torch.where(torch.rand(count, 1, device=device) < 0.5, line, CROP - 1 - line)
+def spread(tokens: Tensor, hidden: Tensor) -> Tensor:
+    """How far the tokens [b, n, d] of patches that are seen are from centred, of one variance, and unrelated."""
+    seen = (~hidden).unsqueeze(-1).to(tokens.dtype)
+    mean = (tokens * seen).sum((0, 1)) / seen.sum()
+    apart = ((tokens - mean) * seen).flatten(0, 1)
+    covariance = apart.T @ apart / seen.sum()
+    return (
+        mean.square().mean() + SPREAD * (covariance - torch.eye(len(mean), device=mean.device)).square().sum(1).mean()
+    )
 
 
-def pictures(images: Tensor, ihc: Tensor) -> Tensor:
-    """uint8 [n, 224, 224, 3] → float [n, 3, 224, 224] in [0, 1]; of some IHC crops the DAB alone."""
-    rgb = images.permute(0, 3, 1, 2).float() / 255
-    alone = (ihc & (torch.rand(len(ihc), device=ihc.device) < ALONE)).nonzero()[:, 0]
-    return rgb.index_copy(0, alone, chromogen_on_white(rgb[alone]))
-
-
-def recolour(rgb: Tensor) -> Tensor:
-    """[n, 3, h, w] in [0, 1], each dyed, lit and focused in another way."""
-    n, device = len(rgb), rgb.device
-
-    def each(*shape: int) -> Tensor:
-        return torch.randn(n, *shape, device=device)
-
-    dyes, undo = DYES.to(device), UNDO.to(device)
-    other = functional.normalize(dyes + 0.06 * each(3, 3), dim=2)
-    strength = (0.25 * each(3) + 0.15 * each(1)).exp()
-    change = undo @ (strength[:, :, None] * other)  # from densities to dyes, and back with other dyes
-    rgb = light(torch.einsum("nihw,nij->njhw", optical_density(rgb), change))
-    white = 1 + 0.06 * each(1, 1, 1) + 0.02 * each(3, 1, 1)
-    soft = functional.avg_pool2d(rgb, 3, 1, 1, count_include_pad=False)
-    rgb = torch.lerp(rgb, soft, torch.rand(n, 1, 1, 1, device=device).square()) * white
-    grain = 0.02 * torch.rand(n, 1, 1, 1, device=device)
-    return (rgb + grain * torch.randn_like(rgb)).clamp(0, 1)
-
-
-def hide(count: int, grid: int, device: torch.device) -> Tensor:
-    """Which patches are hidden: [count, grid²] bool, in squares of 2 × 2 patches."""
-    half = -(-grid // 2)
-    score = torch.rand(count, half, half, device=device).repeat_interleave(2, 1).repeat_interleave(2, 2)
-    share = MASKED * torch.rand(count, 1, 1, device=device)
-    share = torch.where(torch.rand(count, 1, 1, device=device) < UNMASKED, 0.0, share)
-    return (score[:, :grid, :grid] < share).flatten(1)
-
-
-def targets(labels: Tensor) -> list[Tensor]:
-    """Labels [n, 2, 112, 112] → the share of each class in each 4-px cell: two [n, classes, 56, 56]."""
-    planes = (functional.one_hot(labels[:, i].long(), c).permute(0, 3, 1, 2) for i, c in enumerate(CLASSES))
-    return [functional.avg_pool2d(plane.float(), 2) for plane in planes]
-
-
-def losses(said: tuple[Tensor, ...], true: list[Tensor], traits: Tensor, weights: list[Tensor]) -> dict[str, Tensor]:
-    cells, mix, guessed = (tensor.float() for tensor in said)
-    out = {}
+def losses(
+    said: tuple[Tensor, ...], hidden: Tensor, true: list[Tensor], traits: Tensor, weights: list[Tensor]
+) -> dict[str, Tensor]:
+    cells, mix, guessed, tokens = (tensor.float() for tensor in said)
+    out = {"spread": spread(tokens, hidden)}
     for name, part, mixed, share, weight in zip(
         ("tissue", "nuclei"), cells.split(CLASSES, 1), mix.split(CLASSES, 1), true, weights, strict=True
     ):
@@ -186,9 +110,10 @@ def train(pupil: Pupil, store: Store, entry: EncoderEntry, chosen: argparse.Name
         images, ihc, labels, traits = store.crops(chosen.batch)
         with torch.no_grad():
             images = (recoloured(pictures(images, ihc)) - mean) / std
+        hidden = hide(len(images), pupil.grid, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
-            said = model(images, hide(len(images), pupil.grid, device))
-        parts = losses(said, targets(labels), traits, weights)
+            said = model(images, hidden)
+        parts = losses(said, hidden, targets(labels), traits, weights)
         loss = torch.stack(list(parts.values())).sum()
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
@@ -212,7 +137,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--steps", type=int, help="so many, however long they take")
-    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--every", type=int, default=50, help="steps between two lines of losses.csv")
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
@@ -24,10 +24,13 @@ RECIPE = Path(__file__).parents[2] / "embedded"
 
 # A machine that is there to train has torch, timm and little else.
 ABSENT = ("cyclopts", "openslide", "imagecodecs", "zarr", "tifffile", "rich")
-RUN = (
-    "import sys, runpy; sys.modules.update(dict.fromkeys({!r})); sys.argv = sys.argv[1:]; "
-    "runpy.run_path(sys.argv[0], run_name='__main__')"
-)
+RUN = """
+import runpy, sys
+sys.modules.update(dict.fromkeys({!r}))
+del sys.argv[0]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 def script(name: str, *arguments: str | Path) -> None:
@@ -36,13 +39,15 @@ def script(name: str, *arguments: str | Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def recipe(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"embedded_{name}", RECIPE / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def crops(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(RECIPE)
+    return import_module("encoder_crops")
+
+
+@pytest.fixture
+def train(crops: ModuleType) -> ModuleType:
+    return import_module("train_encoder")
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +96,9 @@ def test_the_probe_and_the_audit_tell(drawn: Path) -> None:
     assert "### Sheaf audit of random-tiny" in card and (drawn / "probe" / "audit" / "inverted_u.png").exists()
 
 
-def test_labels_are_cut_and_turned_with_their_pictures() -> None:
+def test_labels_are_cut_and_turned_with_their_pictures(crops: ModuleType) -> None:
     """A block whose pictures say where each pixel is, and whose labels say the same."""
-    train = recipe("train_encoder")
-    store = object.__new__(train.Store)
+    store = object.__new__(crops.Store)
     place = torch.arange(256, dtype=torch.uint8)
     labels = torch.stack([place[:, None].expand(256, 256), place[None].expand(256, 256)])
     picture = labels.repeat_interleave(2, 1).repeat_interleave(2, 2)
@@ -108,30 +112,27 @@ def test_labels_are_cut_and_turned_with_their_pictures() -> None:
     assert {tuple(pair) for pair in torch.stack(steps, 1).sign().tolist()} == {(1, 0), (-1, 0), (0, 1), (0, -1)}
 
 
-def test_the_target_of_a_cell_is_what_lies_in_it() -> None:
-    train = recipe("train_encoder")
+def test_the_target_of_a_cell_is_what_lies_in_it(crops: ModuleType) -> None:
     labels = torch.from_numpy(np.random.default_rng(0).integers(0, 8, (1, 2, 112, 112), np.uint8))
-    tissue, nuclei = train.targets(labels)
+    tissue, nuclei = crops.targets(labels)
     assert tissue.shape == (1, 9, 56, 56) and nuclei.shape == (1, 8, 56, 56)
     cell = labels[0, 0, 2 * 7 : 2 * 7 + 2, 2 * 30 : 2 * 30 + 2]
     assert tissue[0, :, 7, 30].tolist() == [float((cell == c).float().mean()) for c in range(9)]
 
 
-def test_a_cell_of_the_head_lies_where_its_token_lies() -> None:
+def test_a_cell_of_the_head_lies_where_its_token_lies(train: ModuleType) -> None:
     """A head that says the number of its cell, and nothing of its token, repeats over the grid of tokens."""
-    train = recipe("train_encoder")
     entry = find_encoder("phantom-small")
     pupil = train.Pupil(entry, 2).eval()
     with torch.no_grad():
         pupil.what.weight.zero_()
         pupil.what.bias.copy_(torch.arange(pupil.what.bias.numel()))
-        cells, _, _ = pupil(torch.zeros(1, 3, 224, 224), torch.zeros(1, 196, dtype=torch.bool))
+        cells, *_ = pupil(torch.zeros(1, 3, 224, 224), torch.zeros(1, 196, dtype=torch.bool))
     expected = torch.arange(17 * 16.0).reshape(17, 4, 4).repeat(1, 14, 14)
     assert torch.equal(cells[0], expected)
 
 
-def test_hidden_patches_do_not_show() -> None:
-    train = recipe("train_encoder")
+def test_hidden_patches_do_not_show(train: ModuleType) -> None:
     pupil = train.Pupil(find_encoder("phantom-small"), 2).eval()
     images = torch.rand(1, 3, 224, 224)
     hidden = torch.zeros(1, 196, dtype=torch.bool)
@@ -144,21 +145,30 @@ def test_hidden_patches_do_not_show() -> None:
     assert torch.equal(same, other) and not torch.allclose(same, seen)
 
 
-def test_colours_change_and_stay_colours() -> None:
-    train = recipe("train_encoder")
+def test_colours_change_and_stay_colours(crops: ModuleType) -> None:
     torch.manual_seed(0)
     images = torch.rand(8, 3, 32, 32)
-    out = train.recolour(images)
+    out = crops.recolour(images)
     assert out.shape == images.shape and out.min() >= 0 and out.max() <= 1 and torch.isfinite(out).all()
     assert (out - images).abs().mean((1, 2, 3)).min() > 0.01
-    black_and_white = train.recolour(torch.stack([torch.zeros(3, 8, 8), torch.ones(3, 8, 8)]))
+    black_and_white = crops.recolour(torch.stack([torch.zeros(3, 8, 8), torch.ones(3, 8, 8)]))
     assert torch.isfinite(black_and_white).all()
 
 
-def test_what_is_hidden_is_at_most_three_quarters_in_squares() -> None:
-    train = recipe("train_encoder")
+def test_what_is_hidden_is_at_most_three_quarters_in_squares(crops: ModuleType) -> None:
     torch.manual_seed(0)
-    hidden = train.hide(400, 14, torch.device("cpu")).view(400, 7, 2, 7, 2)
+    hidden = crops.hide(400, 14, torch.device("cpu")).view(400, 7, 2, 7, 2)
     assert torch.equal(hidden, hidden[:, :, :1, :, :1].expand_as(hidden))
     share = hidden.float().mean((1, 2, 3, 4))
     assert 0.15 < (share == 0).float().mean() < 0.4 and share.max() < 0.95 and 0.2 < share.mean() < 0.4
+
+
+def test_the_spread_is_nothing_for_white_tokens_and_counts_what_is_seen_only(train: ModuleType) -> None:
+    drawn = np.random.default_rng(0).standard_normal((64, 8))
+    white = np.linalg.qr(drawn - drawn.mean(0))[0] * 8  # orthogonal columns of mean 0 and mean square 1
+    tokens = torch.from_numpy(np.concatenate([white, np.full((64, 8), 50.0)])[None].astype(np.float32))
+    hidden = torch.arange(128)[None] >= 64
+    assert train.spread(tokens, hidden).item() == pytest.approx(0, abs=1e-4)
+    # All alike, at (2, …, 2): the mean is off by 2² and each variance by 1².
+    alike = torch.full((1, 128, 8), 2.0)
+    assert train.spread(alike, hidden).item() == pytest.approx(4 + train.SPREAD, rel=1e-5)
