@@ -70,6 +70,10 @@ class Model:
         self._predict = engine.compiled(self._generator)
 
     @property
+    def device(self) -> torch.device:
+        return self.engine.device
+
+    @property
     def conditioning(self) -> str:
         """``lattice``, ``neighborhood`` or ``none``: where M and c_n come from (D1)."""
         return self.settings.conditioning

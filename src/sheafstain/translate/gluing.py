@@ -63,7 +63,7 @@ class Gluing:
 
     def _add(self, item: Translated) -> None:
         target = self.plan.target
-        self._open += [(piece.keep.bottom - self.region.y, piece.kind) for piece in item.pieces]
+        self._open.extend((piece.keep.bottom - self.region.y, piece.kind) for piece in item.pieces)
         for k, (gluer, pixels) in enumerate(zip(self._gluers, item.pixels(), strict=True)):
             for piece, made in zip(item.pieces, pixels, strict=True):
                 made = made if piece.keep == piece.read else made[piece.keep.within(piece.read).slices]
