@@ -45,11 +45,11 @@ class Store:
             weights.append(weight / (weight * share).sum())
         return weights
 
-    def crops(self, count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Images uint8 [n, 224, 224, 3], whether each is IHC [n], labels uint8 [n, 2, 112, 112], traits [n, t]."""
+    def crops(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Images uint8 [n, 224, 224, 3], every second one IHC, labels uint8 [n, 2, 112, 112], traits [n, t]."""
         device, side = self.images.device, self.images.shape[2]
         block = torch.randint(len(self.images), (count,), device=device)
-        stain = torch.randint(2, (count,), device=device)
+        stain = torch.arange(count, device=device) % 2
         rows, columns = (self._line(count, side) for _ in range(2))
         at = (block[:, None, None], stain[:, None, None], rows[:, :, None], columns[:, None, :])
         images = self.images[at]
@@ -58,7 +58,7 @@ class Store:
         half = count // 2  # rows and columns of half the crops change places: with the flips, all eight positions
         images = torch.cat([images[:half], images[half:].transpose(1, 2)])
         labels = torch.cat([labels[:half], labels[half:].transpose(1, 2)])
-        return images, stain == 1, labels.permute(0, 3, 1, 2), self.traits[block]
+        return images, labels.permute(0, 3, 1, 2), self.traits[block]
 
     def _line(self, count: int, side: int) -> Tensor:
         """Pixels of a block from an even place on, forwards or backwards: [count, 224]."""
@@ -68,11 +68,12 @@ class Store:
         return first + torch.where(torch.rand(count, 1, device=device) < 0.5, line, CROP - 1 - line)
 
 
-def pictures(images: Tensor, ihc: Tensor) -> Tensor:
-    """uint8 [n, 224, 224, 3] → float [n, 3, 224, 224] in [0, 1]; of some IHC crops the DAB alone."""
+def pictures(images: Tensor) -> Tensor:
+    """uint8 [n, 224, 224, 3] → float [n, 3, 224, 224] in [0, 1]; of the first few IHC crops the DAB alone."""
     rgb = images.permute(0, 3, 1, 2).float() / 255
-    alone = (ihc & (torch.rand(len(ihc), device=ihc.device) < ALONE)).nonzero()[:, 0]
-    return rgb.index_copy(0, alone, chromogen_on_white(rgb[alone]))
+    alone = slice(1, round(ALONE * len(rgb)), 2)
+    rgb[alone] = chromogen_on_white(rgb[alone])
+    return rgb
 
 
 def recolour(rgb: Tensor) -> Tensor:

@@ -107,9 +107,9 @@ def train(pupil: Pupil, store: Store, entry: EncoderEntry, chosen: argparse.Name
         rate = RATE * (past / WARM if past < WARM else 0.5 + 0.5 * math.cos(math.pi * (past - WARM) / (1 - WARM)))
         for group in optimiser.param_groups:
             group["lr"] = max(rate, 1e-6)
-        images, ihc, labels, traits = store.crops(chosen.batch)
+        images, labels, traits = store.crops(chosen.batch)
         with torch.no_grad():
-            images = (recoloured(pictures(images, ihc)) - mean) / std
+            images = (recoloured(pictures(images)) - mean) / std
         hidden = hide(len(images), pupil.grid, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
             said = model(images, hidden)

@@ -105,8 +105,8 @@ def test_labels_are_cut_and_turned_with_their_pictures(crops: ModuleType) -> Non
     store.images = torch.stack([*picture, picture[0]], -1)[None, None].expand(1, 2, -1, -1, -1)
     store.labels, store.traits = labels[None], torch.zeros(1, 2)
     torch.manual_seed(0)
-    images, ihc, cut, _ = store.crops(32)
-    assert images.shape == (32, 224, 224, 3) and cut.shape == (32, 2, 112, 112) and 4 < ihc.sum() < 28
+    images, cut, _ = store.crops(32)
+    assert images.shape == (32, 224, 224, 3) and cut.shape == (32, 2, 112, 112)
     assert torch.equal(images[:, ::2, ::2, :2].permute(0, 3, 1, 2), cut)
     steps = images.int()[:, :, 0, 0].diff(dim=1).sum(1), images.int()[:, 0, :, 0].diff(dim=1).sum(1)
     assert {tuple(pair) for pair in torch.stack(steps, 1).sign().tolist()} == {(1, 0), (-1, 0), (0, 1), (0, -1)}
@@ -143,6 +143,17 @@ def test_hidden_patches_do_not_show(train: ModuleType) -> None:
         same, other = pupil(images, hidden)[0], pupil(changed, hidden)[0]
         seen = pupil(changed, torch.zeros_like(hidden))[0]
     assert torch.equal(same, other) and not torch.allclose(same, seen)
+
+
+def test_of_some_ihc_crops_the_dab_alone_is_shown(crops: ModuleType) -> None:
+    brown, blue = (120, 80, 50), (120, 120, 190)
+    images = torch.tensor(brown, dtype=torch.uint8).repeat(100, 32, 32, 1)
+    images[:, 16:] = torch.tensor(blue, dtype=torch.uint8)
+    shown = crops.pictures(images)
+    plain = images.permute(0, 3, 1, 2) / 255
+    changed = [i for i in range(100) if not torch.equal(shown[i], plain[i])]
+    assert changed == [1, 3, 5]  # a few, all of them IHC
+    assert shown[1, :, :16].mean() < 0.7 and shown[1, :, 16:].min() > 0.9  # brown is left, blue is gone
 
 
 def test_colours_change_and_stay_colours(crops: ModuleType) -> None:
