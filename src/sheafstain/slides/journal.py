@@ -42,8 +42,8 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = self._lock_path.open("wb")
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
             self._lock.close()
             raise SheafStainError(f"{folder}: another process is writing this file; wait for it or end it") from None
         except OSError:

@@ -26,12 +26,12 @@ class Spool:
     @classmethod
     def reopened(cls, path: Path, position: int) -> Self:
         """The file as it was at ``position``, a former ``sync()`` (0: from the start); what came later is cut off."""
-        file = path.open("r+b" if position else "w+b")
-        if (length := file.seek(0, os.SEEK_END)) < position:
-            file.close()
+        length = path.stat().st_size if path.exists() else 0
+        if length < position:
             raise SheafStainError(
                 f"{path}: is damaged, {length} bytes of {position}; delete the folder {path.parent} to start again"
             )
+        file = path.open("r+b" if position else "w+b")
         file.truncate(position)
         file.seek(position)
         return cls(file)

@@ -116,6 +116,7 @@ class Writer:
         # A state always has the same part, so that what a killed process left of it is found again or overwritten.
         token = hashlib.sha256(str(state.resolve()).encode()).hexdigest()[:12] if state else secrets.token_hex(6)
         self._part = self._target.with_name(f".{self._target.name[:40]}.{token}.part")
+        self._older = self._part.with_suffix(".older")  # where a folder waits that another takes the place of
         self._journal: Journal | None = None
         self._level: Level | None = None
         self._open = ExitStack()
@@ -127,6 +128,9 @@ class Writer:
     def __enter__(self) -> Self:
         self._check_target()
         with self._named(), ExitStack() as opening:
+            if self._older.exists() and not self._target.exists():
+                self._older.rename(self._target)
+            _remove(self._older)
             checkpoint = None
             if self.state:
                 self._journal = opening.enter_context(Journal(self.state, self._identity))
@@ -201,10 +205,9 @@ class Writer:
                 store.sync()
             sync(self._part)
         if self._container.folder and self._target.exists():
-            older = self._part.with_suffix(".older")
-            self._target.rename(older)
+            self._target.rename(self._older)
             self._part.rename(self._target)
-            _remove(older)
+            _remove(self._older)
         else:
             self._part.replace(self._target)
         if self._journal:
