@@ -71,7 +71,7 @@ class Slide:
     @property
     def size(self) -> Size:
         """Of level 0."""
-        return self._pyramid.levels[0].size
+        return self._pyramid.size
 
     @property
     def resolution(self) -> Resolution | None:
@@ -170,10 +170,15 @@ class View:
         """All of it, uint8 [h, w, 3]."""
         return next(self.rows(band=self.size.h))
 
+    @property
+    def whole(self) -> View:
+        """The whole slide at this resolution."""
+        return self._pyramid.view(self.downsample, Window.of(self._pyramid.size))
+
     def coarser(self, times: float) -> View:
         """The same region with pixels ``times`` as large, from the stored level nearest above."""
         whole = self.window.scale(self.downsample if self.downsample % 1 else Fraction(int(self.downsample)))
-        return self._pyramid.view(self.downsample * times, whole.overlap(Window.of(self._pyramid.levels[0].size)))
+        return self._pyramid.view(self.downsample * times, whole.overlap(Window.of(self._pyramid.size)))
 
     def thumbnail(self, longest: int) -> Rows:
         """uint8 [h, w, 3] with sides up to ``longest``, never enlarged, from the smallest level that suffices."""
@@ -196,6 +201,11 @@ class Pyramid:
     def of(cls, levels: Sequence[Level], resolution: Resolution | None) -> Self:
         return cls(tuple(levels), tuple(_shrunk(levels[0].size, level.size) for level in levels), resolution)
 
+    @property
+    def size(self) -> Size:
+        """Of level 0."""
+        return self.levels[0].size
+
     def settled(self, downsample: float) -> float:
         """The same, or what is within ``SAME`` of it: a stored level or a whole number of its pixels."""
         finer = self._finer(downsample * (1 + SAME))[1]
@@ -211,7 +221,7 @@ class Pyramid:
         if times >= 4:  # means first: the filter would look at every pixel many times
             half = int(times // 2)
             level, times = Reduced(level, half), times / half
-        return Resampled(level, times, self.levels[0].size.scale(1 / downsample))
+        return Resampled(level, times, self.size.scale(1 / downsample))
 
     def view(self, downsample: float, region: Window) -> View:
         """``region`` in pixels of level 0."""

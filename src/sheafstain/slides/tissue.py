@@ -36,44 +36,50 @@ _GAP = 24.0  # µm: closer pieces are one
 
 @dataclass(frozen=True)
 class TissueMask:
-    """Which cells of a view hold tissue; ``mask(window)`` with a window in pixels of the view."""
+    """Which cells of a slide hold tissue; asked with windows in pixels of the view that it was made for.
 
-    mask: NDArray[np.bool_]  # [h, w] cells
+    It is the mask of the whole slide also where the view is a region: glass is known from all of it, and a region has
+    the tissue that the whole has there.
+    """
+
+    mask: NDArray[np.bool_]  # [h, w] cells, of the whole slide
     scale: float  # pixels of the view along a cell
     margin: int  # px around a window that is looked at as well
-    _origin: tuple[int, int] = (0, 0)  # px of the view from the first cell's corner to the view's, rows first
+    _view: Window  # the view, in its pixels of the whole slide
 
     @classmethod
     def of(cls, view: View, *, margin: int | None = None) -> Self:
         """``margin`` in pixels of the view; by default the length of eight cells, about 64 µm."""
-        finest = (view.resolution or _ASSUMED).mpp / view.downsample
+        whole = view.whole
+        finest = view.resolution.mpp / view.downsample if view.resolution else _ASSUMED.mpp
         # A power of two over the finest level, which is where most slides have a level already.
         downsample = max(2.0 ** round(math.log2(_CELL / finest)), view.downsample)
-        while view.size.area * (view.downsample / downsample) ** 2 > _MOST:
+        while whole.size.area * (view.downsample / downsample) ** 2 > _MOST:
             downsample *= 2
-        coarse = view.coarser(downsample / view.downsample)
-        mask = _tissue(coarse.read(), finest * coarse.downsample)
+        scale = downsample / view.downsample
+        coarse = whole.coarser(scale)
+        mask = _tissue(coarse.read(), finest * downsample)
         for window in coarse.damaged:  # nobody knows: it is treated as tissue
             mask[window.slices] = True
-        scale = coarse.downsample / view.downsample
-        origin = (view.window.y - coarse.window.y * scale, view.window.x - coarse.window.x * scale)
-        return cls(mask, scale, round(8 * scale) if margin is None else margin, (round(origin[0]), round(origin[1])))
+        return cls(mask, scale, round(8 * scale) if margin is None else margin, view.window)
 
     def __call__(self, window: Window) -> bool:
         """Whether there is any tissue in the window or within ``margin`` of it."""
-        cells = window.shift(*self._origin).grow(self.margin).scale(1 / self.scale)
-        cells = cells.overlap(Window.of(Size(*self.mask.shape)))
+        cells = self._cells(window.shift(self._view.y, self._view.x).grow(self.margin))
         if cells.empty:
             return False
         s = self._sums
-        return bool(
-            s[cells.bottom, cells.right] - s[cells.y, cells.right] - s[cells.bottom, cells.x] + s[cells.y, cells.x]
-        )
+        below, above = s[cells.bottom], s[cells.y]
+        return bool(below[cells.right] - above[cells.right] - below[cells.x] + above[cells.x])
 
     @property
     def share(self) -> float:
         """Of the view that is tissue, 0 … 1."""
-        return float(self.mask.mean())
+        return float(self.mask[self._cells(self._view).slices].mean())
+
+    def _cells(self, window: Window) -> Window:
+        """The cells that a window of the whole slide touches."""
+        return window.scale(1 / self.scale).overlap(Window.of(Size(*self.mask.shape)))
 
     @cached_property
     def _sums(self) -> NDArray[np.int64]:
