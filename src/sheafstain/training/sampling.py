@@ -88,7 +88,8 @@ class Sampler:
                 f"{f' with neighbours {NEAREST} px away' if neighbours else ''}: {needed} px are needed; leave such "
                 "images out or train on smaller windows"
             )
-        self._farthest = min(FARTHEST // CELL, side // CELL - 1, smallest) if neighbours else 0  # they overlap
+        reach = max(side // CELL - 1, NEAREST // CELL)  # farther away they would not overlap
+        self._farthest = min(FARTHEST // CELL, reach, smallest) if neighbours else 0
 
     @property
     def epoch(self) -> int:
