@@ -104,7 +104,14 @@ def hide(count: int, grid: int, device: torch.device) -> Tensor:
     return (score[:, :grid, :grid] < share).flatten(1)
 
 
-def targets(labels: Tensor) -> list[Tensor]:
+def shares(labels: Tensor) -> list[Tensor]:
     """Labels [n, 2, 112, 112] → the share of each class in each 4-px cell: two [n, classes, 56, 56]."""
     planes = (functional.one_hot(labels[:, i].long(), c).permute(0, 3, 1, 2) for i, c in enumerate(CLASSES))
     return [functional.avg_pool2d(plane.float(), 2) for plane in planes]
+
+
+def scales(share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Shares [n, c, 56, 56] → the same, those in the 112 px around each token, as far as the crop reaches
+    [n, c, 14, 14], and those in the crop [n, c, 1, 1]."""
+    tokens = functional.avg_pool2d(share, 4)
+    return share, functional.avg_pool2d(tokens, 7, 1, 3, count_include_pad=False), share.mean((2, 3), keepdim=True)

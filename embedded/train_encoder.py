@@ -3,13 +3,13 @@
     python embedded/train_encoder.py STORE OUT --minutes 4
 
 **What it learns.** From a 224-px crop in one of five stains (H&E, HER2, ER, PR, Ki-67), where up to three quarters of
-the patches are hidden: which tissue and which nucleus lies in each 4-px cell, under the hidden patches too; and, from
-CLS, the mix of the whole crop and the traits of the specimen that its H&E shows. Labels and not self-supervision,
-because a phantom has labels for nothing, and the few minutes that this may take are not enough for the other.
-Hiding makes tokens depend on what lies around them, as those of real foundation models do; 16 cells a token keep them
-from being a bare class, and so does a loss that wants them centred and their numbers unrelated: labels alone use few
-directions, and all tokens then point much the same way. The dyes are mixed anew in every crop, so that a token means
-tissue and not colour. One part of the truth is never shown: neither the DAB nor the status of a marker is a label.
+the patches are hidden: which tissue and which nucleus lies in each 4-px cell, under the hidden patches too; from each
+token, the mix of the 112 px around it; from CLS, that of the crop and the traits of the specimen that H&E shows. Labels
+and not self-supervision, because a phantom has labels for nothing, and self-supervision pays after hours.
+Hidden patches and surroundings make tokens depend on their crop, as those of real foundation models do; 16 cells a token
+keep them from being a bare class, and so does a loss that wants them centred and their numbers unrelated: labels alone
+use few directions, and all tokens then point much the same way. The dyes are mixed anew in every crop, so that a token
+means tissue and not colour. One part of the truth is never shown: neither the DAB nor the status of a marker is a label.
 
 **What it writes**, when the time is over: ``model.safetensors`` in half precision, ``config.json``, ``README.md``, and
 ``losses.csv``. Heads and mask token are thrown away. ``--steps`` in place of the clock repeats a run.
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from encoder_crops import CLASSES, Store, hide, pictures, recolour, targets
+from encoder_crops import CLASSES, Store, hide, pictures, recolour, scales, shares
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
@@ -40,30 +40,34 @@ from sheafstain.whole import whole, write_whole
 
 CELL = 4  # px: a token says what lies in each of its 4 × 4 cells
 RATE, DECAY, WARM = 1e-3, 0.05, 0.05  # AdamW; the share of the run in which the rate rises
+SCALES = {"within": 1.0, "around": 0.5, "crop": 0.5}  # what the classes at each count
 SPREAD = 0.02  # what the tokens' covariance counts
 
 
 class Pupil(nn.Module):
-    """The encoder with what only its training needs: a mask token and three linear heads."""
+    """The encoder with what only its training needs: a mask token and four linear heads."""
 
     def __init__(self, entry: EncoderEntry, traits: int) -> None:
         super().__init__()
         self.encoder: Any = build(entry, "cpu")
         self.grid, self.cells = entry.grid, entry.pitch // CELL
         self.mask = nn.Parameter(torch.zeros(entry.width))
-        self.what = nn.Linear(entry.width, self.cells**2 * sum(CLASSES))
-        self.mix = nn.Linear(entry.width, sum(CLASSES))
+        self.within = nn.Linear(entry.width, self.cells**2 * sum(CLASSES))
+        self.around = nn.Linear(entry.width, sum(CLASSES))
+        self.crop = nn.Linear(entry.width, sum(CLASSES))
         self.traits = nn.Linear(entry.width, traits)
 
-    def forward(self, images: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Normalised images [b, 3, 224, 224], hidden [b, 196] → classes [b, 17, 56, 56], mix [b, 17], traits [b, t] and
-        the tokens [b, 196, d]."""
+    def forward(self, images: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Normalised images [b, 3, 224, 224], hidden [b, 196] → classes within tokens [b, 17, 56, 56], around them
+        [b, 17, 14, 14] and in the crop [b, 17, 1, 1], traits [b, t], and the tokens [b, 196, d]."""
         net = self.encoder
         patches = torch.where(hidden[..., None], self.mask.to(images.dtype), net.patch_embed(images))
         tokens = net.norm(net.blocks(net._pos_embed(patches)))
-        cells = self.what(tokens[:, 1:]).unflatten(-1, (-1, self.cells, self.cells))
-        cells = cells.unflatten(1, (self.grid, self.grid)).permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
-        return cells, self.mix(tokens[:, 0]), self.traits(tokens[:, 0]), tokens[:, 1:]
+        whole, each = tokens[:, 0], tokens[:, 1:]
+        within = self.within(each).unflatten(-1, (-1, self.cells, self.cells)).unflatten(1, (self.grid, self.grid))
+        within = within.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+        around = self.around(each).transpose(1, 2).unflatten(2, (self.grid, self.grid))
+        return within, around, self.crop(whole)[:, :, None, None], self.traits(whole), each
 
 
 def spread(tokens: Tensor, hidden: Tensor) -> Tensor:
@@ -78,16 +82,16 @@ def spread(tokens: Tensor, hidden: Tensor) -> Tensor:
 
 
 def losses(
-    said: tuple[Tensor, ...], hidden: Tensor, true: list[Tensor], traits: Tensor, weights: list[Tensor]
+    said: tuple[Tensor, ...], hidden: Tensor, labels: Tensor, traits: Tensor, weights: list[Tensor]
 ) -> dict[str, Tensor]:
-    cells, mix, guessed, tokens = (tensor.float() for tensor in said)
-    out = {"spread": spread(tokens, hidden)}
-    for name, part, mixed, share, weight in zip(
-        ("tissue", "nuclei"), cells.split(CLASSES, 1), mix.split(CLASSES, 1), true, weights, strict=True
-    ):
-        out[name] = functional.cross_entropy(part, share, weight)
-        out[f"{name} mix"] = 0.5 * functional.cross_entropy(mixed, share.mean((2, 3)), weight)
-    out["traits"] = 0.2 * functional.smooth_l1_loss(guessed, traits)
+    *classes, guessed, tokens = (tensor.float() for tensor in said)
+    out = {"spread": spread(tokens, hidden), "traits": 0.2 * functional.smooth_l1_loss(guessed, traits)}
+    true = zip(*(scales(share) for share in shares(labels)), strict=True)
+    for (scale, counts), logits, targets in zip(SCALES.items(), classes, true, strict=True):
+        for name, part, target, weight in zip(
+            ("tissue", "nuclei"), logits.split(CLASSES, 1), targets, weights, strict=True
+        ):
+            out[f"{name} {scale}"] = counts * functional.cross_entropy(part, target, weight)
     return out
 
 
@@ -113,7 +117,7 @@ def train(pupil: Pupil, store: Store, entry: EncoderEntry, chosen: argparse.Name
         hidden = hide(len(images), pupil.grid, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
             said = model(images, hidden)
-        parts = losses(said, hidden, targets(labels), traits, weights)
+        parts = losses(said, hidden, labels, traits, weights)
         loss = torch.stack(list(parts.values())).sum()
         optimiser.zero_grad(set_to_none=True)
         loss.backward()

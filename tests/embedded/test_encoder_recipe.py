@@ -114,10 +114,18 @@ def test_labels_are_cut_and_turned_with_their_pictures(crops: ModuleType) -> Non
 
 def test_the_target_of_a_cell_is_what_lies_in_it(crops: ModuleType) -> None:
     labels = torch.from_numpy(np.random.default_rng(0).integers(0, 8, (1, 2, 112, 112), np.uint8))
-    tissue, nuclei = crops.targets(labels)
+    tissue, nuclei = crops.shares(labels)
     assert tissue.shape == (1, 9, 56, 56) and nuclei.shape == (1, 8, 56, 56)
-    cell = labels[0, 0, 2 * 7 : 2 * 7 + 2, 2 * 30 : 2 * 30 + 2]
-    assert tissue[0, :, 7, 30].tolist() == [float((cell == c).float().mean()) for c in range(9)]
+
+    def share(part: torch.Tensor) -> list[float]:
+        return [float((part == c).float().mean()) for c in range(9)]
+
+    within, around, crop = crops.scales(tissue)
+    assert within[0, :, 7, 30].tolist() == share(labels[0, 0, 14:16, 60:62])
+    # The token of row 1 and column 6 is pixels 8 … 15 and 48 … 55 of the labels: three more to each side, cut above.
+    assert around.shape == (1, 9, 14, 14)
+    assert around[0, :, 1, 6].tolist() == pytest.approx(share(labels[0, 0, :40, 24:80]), abs=1e-5)
+    assert crop[0, :, 0, 0].tolist() == pytest.approx(share(labels[0, 0]), abs=1e-5)
 
 
 def test_a_cell_of_the_head_lies_where_its_token_lies(train: ModuleType) -> None:
@@ -125,8 +133,8 @@ def test_a_cell_of_the_head_lies_where_its_token_lies(train: ModuleType) -> None
     entry = find_encoder("phantom-small")
     pupil = train.Pupil(entry, 2).eval()
     with torch.no_grad():
-        pupil.what.weight.zero_()
-        pupil.what.bias.copy_(torch.arange(pupil.what.bias.numel()))
+        pupil.within.weight.zero_()
+        pupil.within.bias.copy_(torch.arange(pupil.within.bias.numel()))
         cells, *_ = pupil(torch.zeros(1, 3, 224, 224), torch.zeros(1, 196, dtype=torch.bool))
     expected = torch.arange(17 * 16.0).reshape(17, 4, 4).repeat(1, 14, 14)
     assert torch.equal(cells[0], expected)
