@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,8 @@ from sheafstain.sheaf.defect import DefectTally, DirichletEnergy
 from sheafstain.sheaf.glue import Glued, Gluer, Kind
 from sheafstain.translate import maps
 from sheafstain.translate.plan import Plan
+from sheafstain.translate.progress import Progress
+from sheafstain.translate.stages import Stopped
 from sheafstain.translate.windows import Translated
 from sheafstain.window import Window
 
@@ -39,27 +41,50 @@ class Sink(Protocol):
 
     def rows(self, rows: Finished) -> None: ...
 
+    def settled(self, progress: Callable[[], Progress], *, stopped: bool) -> None:
+        """All rows so far have come, and ``progress`` says what is known of them; ``stopped``: no more will come."""
+        ...
+
 
 class Gluing:
-    """Glues what is left of a region from row ``first`` on (coordinates of the region)."""
+    """Glues a region, or what an earlier run left of it, and keeps count of the disagreement.
 
-    def __init__(self, plan: Plan, region: Window, sink: Sink) -> None:
+    Coordinates of the output are those of the ``region``; the plan's target is the part of it that is still to be made.
+    """
+
+    def __init__(self, plan: Plan, region: Window, sink: Sink, before: Progress | None = None) -> None:
         self.plan, self.region, self.sink = plan, region, sink
-        self.first = plan.target.y - region.y
-        self.row = self.first
+        self._first = plan.target.y - region.y
+        self._row = self._first if before is None else before.row
         self._gluers = [Gluer(plan.target.size, background=BACKGROUND) for _ in plan.protocol.seeds]
         self.energy = DirichletEnergy(region.size)
         self.tally = DefectTally()
         self.areas = maps.Areas(region.size)
         self.windows: dict[Kind, int] = {"lattice": 0, "extra": 0}  # whose rows are all finished
         self._open: list[tuple[int, Kind]] = []  # last row and kind of the others
+        if before is not None:
+            self.energy.go_on(before.energies, before.worst, before.row)
+            self.tally.go_on(before.histogram, before.total, before.pixels)
+            self.areas.sums, self.areas.defined = before.areas
+            self.windows = dict(before.windows)
 
     def run(self, translated: Iterable[Translated]) -> None:
-        for item in translated:
-            self._add(item)
-            self._finish(self._rows_done(item.floor))
+        try:
+            for item in translated:
+                self._add(item)
+                self._finish(self._rows_done(item.floor))
+                self.sink.settled(self.progress, stopped=False)
+        except Stopped:
+            self.sink.settled(self.progress, stopped=True)
+            raise
         self._finish([g.finish() for g in self._gluers])
         self.energy.rows_done(self.region.h)
+
+    def progress(self) -> Progress:
+        histogram, total, pixels = self.tally.counts()
+        energies, worst = self.energy.settled()
+        areas = self.areas.sums.copy(), self.areas.defined.copy()
+        return Progress(self._row, energies, worst, histogram, total, pixels, areas, dict(self.windows))
 
     def _add(self, item: Translated) -> None:
         target = self.plan.target
@@ -81,17 +106,17 @@ class Gluing:
             self.tally.add(rows.defect)
             self.areas.add(rows.window.y, rows.map)
             self.sink.rows(rows)
-            self.row = rows.window.bottom
+            self._row = rows.window.bottom
         for _, kind in (window for window in self._open if self._ended(window)):
             self.windows[kind] += 1
         self._open = [window for window in self._open if not self._ended(window)]
 
     def _ended(self, window: tuple[int, Kind]) -> bool:
-        return min(window[0], self.region.h) <= self.row
+        return min(window[0], self.region.h) <= self._row
 
     def _merged(self, glued: tuple[Glued, ...]) -> Finished:
         """One band of all samples."""
-        window = glued[0].window.shift(self.first, 0)
+        window = glued[0].window.shift(self._first, 0)
         assert glued[0].defect is not None
         if len(glued) == 1:
             return Finished(window, glued[0].pixels, glued[0].defect, maps.encode(glued[0].defect), None)

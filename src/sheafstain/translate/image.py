@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sheafstain.translate.gluing import Finished
+from sheafstain.translate.progress import Progress
 from sheafstain.window import Size
 
 
@@ -50,3 +51,6 @@ class ArraySink:
         self.pixels[here], self.defect[here] = rows.pixels, rows.defect
         if self.spread is not None and rows.spread is not None:
             self.spread[here] = rows.spread
+
+    def settled(self, progress: Callable[[], Progress], *, stopped: bool) -> None:
+        """An array in memory is lost with the process: there is nothing to keep."""

@@ -6,6 +6,7 @@ import math
 import platform
 import resource
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -25,23 +26,33 @@ _PACKAGES = ("torch", "timm", "numpy", "scipy", "pillow", "imagecodecs", "tifffi
 
 
 def report(
-    gluing: Gluing, timing: Timing, model: Translator, encoder: StainEncoder | None, source: dict[str, Any]
+    gluing: Gluing,
+    timing: Timing,
+    model: Translator,
+    encoder: StainEncoder | None,
+    source: Mapping[str, Any],
+    *,
+    damaged: Sequence[Window] = (),
+    seconds: float | None = None,
 ) -> dict[str, Any]:
-    """All that is known once the last row is there; places are [x, y, width, height] in pixels of the output."""
+    """All that is known once the last row is there; places are [x, y, width, height] in pixels of the output.
+
+    ``seconds`` of all runs together, where an earlier one was stopped.
+    """
     protocol = gluing.plan.protocol
     return {
         "notice": NOTICE,
         "input": source,
-        "output": {"size": [gluing.region.w, gluing.region.h], "mpp": source.get("mpp")},
+        "output": {"size": [gluing.region.w, gluing.region.h], "place": _place(gluing.region)},
         "model": about_model(model),
         "encoder": about_encoder(protocol, encoder),
         "protocol": protocol.as_dict(),
         "windows": {**gluing.windows, "translated_by_this_run": timing.windows},
         "defect": _defect(gluing),
         "energy": _energy(gluing),
-        "damaged": [],
+        "damaged": [_place(window) for window in damaged],
         "seconds": {
-            "total": round(timing.total, 3),
+            "total": round(timing.total if seconds is None else seconds, 3),
             "decode": round(timing.decode, 3),
             "compute": round(timing.compute, 3),
             "glue and write": round(timing.glue, 3),

@@ -20,7 +20,8 @@ from sheafstain.translate.pipeline import run
 from sheafstain.translate.pixels import ArraySource, Source
 from sheafstain.translate.plan import Plan
 from sheafstain.translate.protocol import Conditioning, Cover, StainProtocol, Translator
-from sheafstain.window import Window
+from sheafstain.translate.slide import Written, stain_file
+from sheafstain.window import Size, Window
 
 GPU_BATCH, CPU_BATCH = 17, 8  # windows; the 34 of a 1024² image are two batches: one is glued during the other
 
@@ -91,6 +92,47 @@ class Stainer:
         )
         pixels, source = _pixels(image)
         return self.stain_source(ArraySource(pixels), protocol, source, advance)
+
+    def stain_file(
+        self,
+        path: str | Path,
+        output: str | Path,
+        *,
+        conditioning: Conditioning | None = None,
+        cover: Cover | None = None,
+        nfe: int | None = None,
+        seed: int = 0,
+        samples: int = 1,
+        glass: bool = False,
+        mpp: float | None = None,
+        level: int | None = None,
+        region: Window | None = None,
+        strict: bool = False,
+        overwrite: bool = False,
+        workers: int | None = None,
+        start: Callable[[int, Size], Callable[[int], None]] | None = None,
+    ) -> Written:
+        """Translate an image or slide of any size into files; the name of ``output`` says of which kind.
+
+        A call that was stopped, in whichever way, goes on where it was when it is repeated. Parameters are those of
+        ``stain`` and of ``translate.slide.stain_file``; with ``glass`` places without tissue are translated too.
+        """
+        protocol = self.protocol(
+            conditioning=conditioning, cover=cover, nfe=nfe, seed=seed, samples=samples, glass=glass
+        )
+        return stain_file(
+            self,
+            Path(path),
+            Path(output),
+            protocol,
+            mpp=mpp,
+            level=level,
+            region=region,
+            strict=strict,
+            overwrite=overwrite,
+            workers=workers,
+            start=start,
+        )
 
     def stain_source(
         self,

@@ -40,7 +40,7 @@ def translate(
     batch: int,
     advance: Callable[[int], None] | None = None,
 ) -> int:
-    """Translate all pieces; returns how many there were."""
+    """Translate all pieces; returns how many there were. ``advance`` is called with the number of lattice windows."""
     waiting: list[Ready] = []
     he: Tensor | None = None
     count, size = 0, batch if protocol.cover != "whole" else 1  # pieces of the cover "whole" are large
@@ -49,7 +49,7 @@ def translate(
         made = _run(model, protocol, waiting, he)
         out.put(Translated([r.piece for r in waiting], _download(made), waiting[-1].floor))
         if advance is not None:
-            advance(len(waiting))
+            advance(sum(r.piece.kind == "lattice" for r in waiting))
 
     for item in ready:
         shape = (item.piece.read.h, item.piece.read.w, 3)
