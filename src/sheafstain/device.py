@@ -21,10 +21,9 @@ def choose_device(name: str | torch.device | None) -> torch.device:
     import torch
 
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        return torch.empty(0, device=device).device  # with its number: "cuda" is not equal to "cuda:0"
     except (RuntimeError, AssertionError) as error:  # an unknown word; a device this build or machine does not have
         raise UsageError(f"there is no device {str(name)!r} here ({str(error).splitlines()[0]})") from error
-    return device

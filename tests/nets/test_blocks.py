@@ -14,6 +14,7 @@ from sheafstain.nets.blocks import (
     BlurPool,
     BlurUpsample,
     BridgeBlock,
+    InstanceNorm,
     ResidualBlock,
     StyleMapping,
     TimeEmbedding,
@@ -180,3 +181,22 @@ def test_released_initialisation_silences_the_latent_and_ours_does_not() -> None
     assert mapping(z).std() < 1e-6
     initialise_embedding(mapping.layers)
     assert 0.3 < mapping(z).std() < 3
+
+
+@pytest.mark.parametrize("size", [(8, 8), (9, 14), (1, 5)])
+def test_upsampling_written_out_is_the_interpolation(size: tuple[int, int]) -> None:
+    x = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
+    module, weight = BlurUpsample(), torch.randn(2, 3, 2 * size[0], 2 * size[1], dtype=torch.float64)
+    one, other = module(x), module.written_out(x)
+    assert torch.allclose(one, other, atol=1e-12)
+    (g1,), (g2,) = (torch.autograd.grad((y * weight).sum(), x) for y in (one, other))
+    assert torch.allclose(g1, g2, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_instance_norm_written_out_is_torchs(dtype: torch.dtype) -> None:
+    x = (3 * torch.randn(2, 5, 7, 9) + 40).to(dtype).contiguous(memory_format=torch.channels_last)
+    out = InstanceNorm().written_out(x)
+    assert out.dtype == dtype and out.is_contiguous(memory_format=torch.channels_last)
+    true = torch.nn.functional.instance_norm(x.double())
+    assert torch.allclose(out.double(), true, atol={torch.bfloat16: 2e-2, torch.float32: 1e-4}.get(dtype, 1e-12))

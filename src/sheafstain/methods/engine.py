@@ -42,6 +42,7 @@ class Engine:
 
     def place(self, net: Net) -> Net:
         """The network on the device, its convolutions laid out for the GPU."""
+        torch.backends.cudnn.benchmark = True  # windows come in few shapes: let it try its algorithms once for each
         return net.to(self.device, memory_format=self.memory_format)  # type: ignore[call-overload]
 
     @property
@@ -52,5 +53,11 @@ class Engine:
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
     def compiled(self, function: Function) -> Function:
-        """The function compiled for the fixed shapes it will meet, or as it is."""
-        return torch.compile(function, dynamic=False) if self.compile else function  # type: ignore[return-value]
+        """The function compiled for the fixed shapes it will meet, or as it is.
+
+        Layouts are forced because inductor takes a decoder, which halves its channels, as a reason to leave a whole
+        network channels first, against its weights: then every convolution copies its input.
+        """
+        if not self.compile:
+            return function
+        return torch.compile(function, dynamic=False, options={"force_layout_optimization": True})  # type: ignore[return-value]

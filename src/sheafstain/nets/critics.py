@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sheafstain.nets.blocks import SLOPE, BlurPool, Norm, TimeEmbedding, initialise, norm_layer
+from sheafstain.nets.blocks import SLOPE, BlurPool, InstanceNorm, Norm, TimeEmbedding, initialise, norm_layer
 
 
 class TimedBlock(nn.Module):
@@ -15,7 +15,7 @@ class TimedBlock(nn.Module):
         super().__init__()
         self.conv = nn.Conv2d(channels, out, 4, padding=1)
         self.time = nn.Linear(time, out)
-        tail: list[nn.Module] = [nn.InstanceNorm2d(out)] if norm else []
+        tail: list[nn.Module] = [InstanceNorm()] if norm else []
         self.tail = nn.Sequential(*tail, nn.LeakyReLU(SLOPE), *([BlurPool()] if pool else []))
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:

@@ -90,7 +90,8 @@ def unit(cut: Tensor) -> Tensor:
 
 def over(tensor: Tensor, device: torch.device) -> Tensor:
     """To the device, without waiting for it."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+    return pinned.to(device, non_blocking=True)
 
 
 def _decoded(files: Sequence[Path], workers: int | None) -> Iterator[np.ndarray]:
