@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sheafstain.slides.pyramid import Encoded, Rows, Store, sizes_down_to
 from sheafstain.window import Resolution, Size
 
 _CODEC = {"cname": "zstd", "clevel": 1, "shuffle": 0}
+_SYNCS = 16  # at once: one after the other, a disk takes ten times as long
 _COLOURS = {3: {"Red": "FF0000", "Green": "00FF00", "Blue": "0000FF"}, 1: {"map": "FFFFFF"}}
 
 
@@ -29,21 +31,21 @@ class Chunks:
         self._folder, self._columns, self._position = array / "0", columns, position
         if position and not self._path(position - 1).is_file():
             raise SheafStainError(f"{self._folder}: chunks of the unfinished file are gone; delete its state")
-        self._unsynced: list[Path] = []
+        self._unsynced: set[Path] = set()
 
     def append(self, tile: Encoded) -> None:
         path = self._path(self._position)
         if self._position % self._columns == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._unsynced.append(path.parent)
+            self._unsynced.update(path.parents[:5])  # up to the folder in which the whole will be renamed
         path.write_bytes(tile)
-        self._unsynced.append(path)
+        self._unsynced.add(path)
         self._position += 1
 
     def sync(self) -> int:
-        for path in self._unsynced:
-            sync(path)
-        self._unsynced = []
+        with ThreadPoolExecutor(_SYNCS) as pool:
+            list(pool.map(sync, self._unsynced))
+        self._unsynced.clear()
         return self._position
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ def open_writer(
     description: Mapping[str, Any],
     channels: Literal[1, 3] = 3,
     lossless: bool = False,
-    state: Path | None = None,
+    state: Path | str | None = None,
     workers: int | None = None,
     tile: int = TILE,
 ) -> Writer:
@@ -66,7 +66,7 @@ def open_writer(
         raise ValueError(f"{path}: a slide of {size} has no pixels")
     about = {"software": f"SheafStain {__version__}", "notice": NOTICE, "mpp": resolution.mpp, **description}
     container = _container(path, size, resolution, about, channels, lossless, tile)
-    return Writer(path, container, channels, about, state, workers)
+    return Writer(path, container, channels, about, Path(state) if state is not None else None, workers)
 
 
 class Container(Protocol):
@@ -128,13 +128,13 @@ class Writer:
     def __enter__(self) -> Self:
         self._check_target()
         with self._named(), ExitStack() as opening:
-            if self._older.exists() and not self._target.exists():
-                self._older.rename(self._target)
-            _remove(self._older)
             checkpoint = None
             if self.state:
                 self._journal = opening.enter_context(Journal(self.state, self._identity))
                 checkpoint = self._journal.load()
+            if self._older.exists() and not self._target.exists():  # killed between two renames
+                self._older.rename(self._target)
+            _remove(self._older)
             if checkpoint is None:
                 _remove(self._part)
                 empty = np.empty((0, self.size.w, 3) if self._channels == 3 else (0, self.size.w), np.uint8)
