@@ -1,13 +1,16 @@
 """How fast is the suite against torchmetrics, called one image at a time for the same metrics, and at what memory?
 
     python benchmarks/score.py --weights FOLDER      # AlexNet, VGG16 and heads; without it only what needs no network
+    python benchmarks/score.py --long 1000           # many images: memory, and a run that is killed half-way
 
 Each case runs in a process of its own, from phantom pairs on disk (1024², PNG) to means: decoding is part of it, and
 building networks is not. The rival loop reads a pair with Pillow, updates torchmetrics' modular metrics with it, and
 goes on to the next; its networks carry the same weights, in files laid out as torchvision would have fetched them.
 The two take turns, and of each the fastest of its runs counts. ``core_s`` is processor time for an image, which other
-work on the machine changes less than the clock. Rows without a rival are metrics that torchmetrics does not have, and
-the same metrics over four times as many images.
+work on the machine changes less than the clock. Rows without a rival are metrics that torchmetrics does not have.
+
+The long run is that of the command itself, without networks: a tenth of the images, all of them, and all of them again
+with a SIGKILL in the middle and the same command once more. Its images are a few phantoms, rolled and flipped (JPEG).
 """
 
 from __future__ import annotations
@@ -17,20 +20,20 @@ import json
 import os
 import re
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from machine import record
+from machine import cores, record
 
 CASES = {  # case: metrics, images, turns, has torchmetrics got them?
     "PSNR, SSIM": (("psnr", "ssim"), 16, 3, True),
     "PSNR, SSIM, LPIPS": (("psnr", "ssim", "lpips"), 8, 2, True),
     "PSNR, SSIM, LPIPS, DISTS": (("psnr", "ssim", "lpips", "dists"), 2, 1, True),
     "seams and DAB": (("seam", "chromogen"), 8, 3, False),
-    "seams and DAB, four times the images": (("seam", "chromogen"), 32, 1, False),
 }
 NETWORKS = {"lpips", "dists"}
 
@@ -65,6 +68,8 @@ def as_torchvision_would(weights: Path, home: Path) -> None:
 def suite(data: Path, metrics: tuple[str, ...], count: int, weights: Path | None) -> dict[str, float]:
     from dataclasses import replace
 
+    import torch
+
     from sheafstain.metrics.protocol import choose
     from sheafstain.metrics.scoring import score
     from sheafstain.metrics.sources import list_items
@@ -72,13 +77,15 @@ def suite(data: Path, metrics: tuple[str, ...], count: int, weights: Path | None
 
     listing = list_items(data / "HE" / "train", data / "IHC" / "train")
     measures = Suite(choose(metrics, ()), folder=weights)
+    if measures.light:
+        torch.set_num_threads(1)  # as the command does
     if measures.left_out:
         raise RuntimeError(f"{measures.left_out[0].name}: {measures.left_out[0].reason}")
     with tempfile.TemporaryDirectory() as out:
         score(replace(listing, items=listing.items[-1:]), measures, Path(out) / "first", name="first")
         start, cpu = time.perf_counter(), time.process_time()
         some = replace(listing, items=listing.items[:count])
-        report = score(some, measures, Path(out) / "timed", name="timed", batch=1, workers=os.cpu_count() or 1)
+        report = score(some, measures, Path(out) / "timed", name="timed", batch=1, workers=cores())
         seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
     return {"seconds": seconds, "cpu": cpu} | {result.key: result.value or 0.0 for result in report.results}
 
@@ -149,10 +156,89 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
+# --- many images -----------------------------------------------------------------------------------------------------
+
+
+def write_many(folder: Path, count: int, drawn: int = 16) -> None:
+    """``count`` pairs of JPEG files from a few phantoms: drawn once, then rolled, turned and mirrored alike."""
+    import numpy as np
+    from PIL import Image
+
+    draw(folder / "drawn", drawn)
+    pairs = [
+        [np.asarray(Image.open(file)) for file in files]
+        for files in zip(
+            *(sorted((folder / "drawn" / side / "train").iterdir()) for side in ("HE", "IHC")), strict=True
+        )
+    ]
+    for i in range(count):
+        for side, pixels in zip(("pred", "real"), pairs[i % drawn], strict=True):
+            changed = np.roll(np.rot90(pixels, i % 4), (37 * i, 53 * i), (0, 1))[:: 1 - 2 * (i % 2)]
+            target = folder / side / f"{i:05}.jpg"
+            target.parent.mkdir(exist_ok=True)
+            Image.fromarray(changed).save(target, quality=90)
+
+
+def score_many(data: Path, out: Path, count: int, kill_at: int = 0) -> dict[str, float]:
+    """The command on the first ``count`` images; killed when so many are measured, where that is not 0."""
+    command = [sys.executable, __file__, "--command", str(data), str(out), str(count)]
+    start = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        log = out / "images.jsonl"
+        while kill_at and process.poll() is None:
+            time.sleep(0.05)
+            if log.exists() and log.read_bytes().count(b"\n") > kill_at:  # the first line is the protocol
+                process.send_signal(signal.SIGKILL)
+                break
+        said, _ = process.communicate()
+    found = {"seconds": time.perf_counter() - start, "measured": log.read_bytes().count(b"\n") - 1}
+    return found if kill_at else found | json.loads(said.splitlines()[-1])
+
+
+def command(data: str, out: str, count: str) -> None:
+    from sheafstain.cli.score import score
+
+    folder, start = Path(data), time.process_time()
+    limit = int(count) if int(count) < len(list((folder / "real").iterdir())) else None
+    score(
+        folder / "pred", folder / "real", output=Path(out), metrics=("psnr", "ssim", "seam", "chromogen"), limit=limit
+    )
+    print(json.dumps({"peak_mb": peak_mb(), "cpu": time.process_time() - start}))
+
+
+def long(count: int) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        data = Path(scratch)
+        write_many(data, count)
+        first = 0.0
+        for case, images, kill_at in (
+            ("a tenth", count // 10, 0),
+            ("all", count, 0),
+            ("killed", count, count // 2),
+            ("the same again", count, 0),
+        ):
+            print(f"{case} …", flush=True)
+            out = data / ("killed" if case == "the same again" else case.replace(" ", "-"))
+            found = score_many(data, out, images, kill_at)
+            fresh, first = found["measured"] - (first if case == "the same again" else 0), found["measured"]
+            row: dict[str, object] = {"case": case, "images": images, "measured": int(fresh)}
+            row |= {"per_s": fresh / found["seconds"], "core_s": found.get("cpu", 0) / fresh if "cpu" in found else ""}
+            rows.append(row | {"peak_mb": found.get("peak_mb", "")})
+        same = len({(data / out / "report.csv").read_bytes() for out in ("all", "killed")}) == 1
+    if not same:
+        raise RuntimeError("the killed run ended with other values than the one that was left alone")
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=Path, help="folder with the published weights of AlexNet, VGG16 and heads")
+    parser.add_argument("--long", type=int, help="how many images the long run has, instead of the comparison")
     arguments = parser.parse_args()
+    if arguments.long is not None:
+        record("score_long", long(arguments.long))
+        return
     rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as scratch:
         data, home = Path(scratch) / "data", Path(scratch) / "torch"
@@ -184,5 +270,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
         child(*sys.argv[2:])
+    elif sys.argv[1:2] == ["--command"]:
+        command(*sys.argv[2:])
     else:
         main()

@@ -136,7 +136,7 @@ def score(
         windows=None if windows is None else _energies(windows, listing),
     )
     for line in _left_out(suite):
-        console.warn(line)
+        console.warn(line + (", or give --download" if "; fetch http" in line and not download else ""))
     if strict and suite.left_out:
         raise SheafStainError(f"{suite.left_out[0].name}: {suite.left_out[0].reason} (--strict)")
     if not suite.metrics:

@@ -143,6 +143,7 @@ class Report:
     unreadable: tuple[Fault, ...] = ()
     unpaired: tuple[str, ...] = ()
     resized: tuple[str, ...] = ()
+    converted: tuple[Fault, ...] = ()
 
     def result(self, key: str) -> Result | None:
         return next((result for result in self.results if result.key == key), None)
@@ -164,6 +165,7 @@ class Report:
             "unreadable": [asdict(fault) for fault in self.unreadable],
             "unpaired": list(self.unpaired),
             "resized": list(self.resized),
+            "converted": [asdict(fault) for fault in self.converted],
             "images": [image.as_json() for image in self.images],
         }
 
@@ -181,6 +183,7 @@ class Report:
             unreadable=tuple(Fault(**fault) for fault in said["unreadable"]),
             unpaired=tuple(said["unpaired"]),
             resized=tuple(said["resized"]),
+            converted=tuple(Fault(**fault) for fault in said["converted"]),
         )
 
     def to_text(self) -> str:

@@ -29,7 +29,7 @@ Advance = Callable[[int], None]
 
 _COMPARED = ("pred", "real")  # the sides whose features are compared
 _NO_INTERVAL_FRECHET = "drawing images with replacement biases a Fréchet distance upwards"
-_NO_INTERVAL_KERNEL = "the spread over subsets is given as KID subsets"
+_NO_INTERVAL_KERNEL = "drawing images with replacement biases a kernel distance upwards"
 _NO_INTERVAL_SUBSETS = "the spread over subsets stands in its place"
 
 
@@ -135,6 +135,7 @@ def score(
         unreadable=tuple(sorted(unreadable, key=lambda fault: fault.name)),
         unpaired=tuple(listing.unpaired),
         resized=tuple(name for name in listing.resized if name in done),
+        converted=tuple(fault for fault in listing.converted if Path(fault.name).stem in done),
     )
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from sheafstain.errors import SheafStainError, UsageError
-from sheafstain.slides.image import SUFFIXES, image_size, read_image
+from sheafstain.slides.image import SUFFIXES, image_size, read_header, read_image
 from sheafstain.window import Resolution, Size, Window
 
 SIDE = 1024  # px: windows of a slide are as large as the images of BCI and MIST
@@ -36,7 +36,7 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A file that is not scored, and why."""
+    """Something that is not scored or not scored as it is, and why."""
 
     name: str
     reason: str
@@ -100,6 +100,7 @@ class Listing:
     unpaired: Sequence[str] = ()  # files without a partner, left out because the user allowed it
     unreadable: Sequence[Fault] = ()  # whose very header is broken
     resized: Sequence[str] = ()  # names whose sides differ in size
+    converted: Sequence[Fault] = ()  # files that are no plain 8-bit RGB, and what reading them changes
     windowed: bool = False  # windows of slides
 
 
@@ -135,14 +136,20 @@ def _folders(sides: Mapping[str, Path], resize: bool, allow_unpaired: bool) -> L
             f"{_some(lonely)} without a partner of the same name; complete the folders, "
             "or leave them out by --allow-unpaired, which the report will say"
         )
-    items, broken, uneven = [], [], []
+    items, broken, uneven, converted = [], [], [], []
     for stem in common:
         files = {side: by_stem[side][stem] for side in sides}
         try:
-            sizes = {side: image_size(path) for side, path in files.items()}
+            headers = {side: read_header(path) for side, path in files.items()}
         except SheafStainError as error:
             broken.append(Fault(stem, str(error)))
             continue
+        converted += [
+            Fault(str(files[side]), ", ".join(header.conversions))
+            for side, header in headers.items()
+            if header.conversions
+        ]
+        sizes = {side: header.size for side, header in headers.items()}
         fit = {side: sizes["real"] for side, size in sizes.items() if size != sizes["real"]}
         if fit:
             uneven.append(stem)
@@ -154,7 +161,7 @@ def _folders(sides: Mapping[str, Path], resize: bool, allow_unpaired: bool) -> L
             f"{_some(uneven)} whose sides differ in size ({uneven[0]}: {example}); give images of one size, "
             "or --resize to bring them to that of the real ones, which the report will say"
         )
-    return Listing(items, lonely, broken, uneven)
+    return Listing(items, lonely, broken, uneven, converted)
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:

@@ -32,8 +32,10 @@ def shown(value: float | None) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if 0 < abs(value) < 0.00005:
-        return f"{value:.1e}"
-    return f"{value:.4f}" if abs(value) < 1000 else f"{value:.1f}"
+        text = f"{abs(value):.1e}"
+    else:
+        text = f"{abs(value):.4f}" if abs(value) < 1000 else f"{abs(value):.1f}"
+    return f"−{text}" if value < 0 else text
 
 
 def with_std(result: Result | None) -> str:
@@ -82,6 +84,10 @@ def remarks(report: Report) -> list[str]:
         said.append(f"{len(report.unpaired)} files without a partner were left out: {_list(report.unpaired)}")
     if report.resized:
         said.append(f"{len(report.resized)} images were resized: {report.protocol['resize']}")
+    said += [
+        f"{len(files)} files were converted ({how}): {_list(files)}"
+        for how, files in _by_text((fault.name, fault.reason) for fault in report.converted).items()
+    ]
     if sample := report.protocol["sample"]:
         said.append(f"{sample['limit']} of {sample['of']} images, drawn with seed {sample['seed']}")
     return said
@@ -89,10 +95,14 @@ def remarks(report: Report) -> list[str]:
 
 def together(said: Iterable[tuple[str, str]]) -> list[str]:
     """``A, B: text`` for what is said of several in the same words."""
-    by_text: dict[str, list[str]] = {}
+    return [f"{', '.join(who)}: {text}" for text, who in _by_text(said).items()]
+
+
+def _by_text(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
     for who, text in said:
-        by_text.setdefault(text, []).append(who)
-    return [f"{', '.join(who)}: {text}" for text, who in by_text.items()]
+        found.setdefault(text, []).append(who)
+    return found
 
 
 def _list(names: Sequence[str], most: int = 10) -> str:
