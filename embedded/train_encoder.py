@@ -6,10 +6,11 @@
 the patches are hidden: which tissue and which nucleus lies in each 4-px cell, under the hidden patches too; from each
 token, the mix of the 112 px around it; from CLS, that of the crop and the traits of the specimen that H&E shows. Labels
 and not self-supervision, because a phantom has labels for nothing, and self-supervision pays after hours.
-Hidden patches and surroundings make tokens depend on their crop, as those of real foundation models do; 16 cells a token
-keep them from being a bare class, and so does a loss that wants them centred and their numbers unrelated: labels alone
-use few directions, and all tokens then point much the same way. The dyes are mixed anew in every crop, so that a token
-means tissue and not colour. One part of the truth is never shown: neither the DAB nor the status of a marker is a label.
+Hidden patches and surroundings make tokens depend on their crop, as those of real foundation models do; 16 cells a
+token keep them from being a bare class, and so does a loss that wants them centred and their numbers unrelated: labels
+alone use few directions, and all tokens then point much the same way. The dyes are mixed anew in every crop, so that a
+token means tissue and not colour. One part of the truth is never shown: neither the DAB nor the status of a marker is a
+label.
 
 **What it writes**, when the time is over: ``model.safetensors`` in half precision, ``config.json``, ``README.md``, and
 ``losses.csv``. Heads and mask token are thrown away. ``--steps`` in place of the clock repeats a run.
