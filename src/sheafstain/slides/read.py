@@ -272,14 +272,15 @@ def _stored(path: Path, head: bytes, strict: bool) -> _Stored:
 def _stored_tiff(path: Path, strict: bool, vendor: str | None) -> _Stored:
     import tifffile
 
-    from sheafstain.slides.tiff import UnusualTiffError, tiff_levels, tiff_pixel
+    from sheafstain.slides.tiff import UnusualTiffError, first_page, main_series, tiff_levels, tiff_pixel
 
     with ExitStack() as opened:
         file = opened.enter_context(path.open("rb"))
         try:
             tiff = opened.enter_context(tifffile.TiffFile(path))
             name = "OME-TIFF" if tiff.is_ome else "SVS" if tiff.is_svs else "TIFF"
-            stored = _Stored(name, tiff_levels(path, file, tiff, strict), tiff_pixel(tiff))
+            series = main_series(path, tiff)
+            stored = _Stored(name, tiff_levels(path, file, series, strict), tiff_pixel(tiff, first_page(series)))
         except SheafStainError:
             raise
         except UnusualTiffError:
@@ -295,7 +296,11 @@ def _stored_openslide(path: Path, strict: bool) -> _Stored:
     from sheafstain.slides.openslide import OpenSlideFile, OpenSlideLevel
 
     file = OpenSlideFile(path)
-    levels = [OpenSlideLevel(file, number, strict) for number in range(file.handle.level_count)]
+    try:
+        levels = [OpenSlideLevel(file, number, strict) for number in range(file.handle.level_count)]
+    except ValueError as error:  # a level of no or negative size
+        file.close()
+        raise SheafStainError(f"{path}: is truncated or damaged ({error}); copy or download it again") from error
     return _Stored(file.vendor, levels, file.pixel, file.close, file.quickhash)
 
 

@@ -7,12 +7,13 @@ access costs several times as much, and it does not see the lower levels of an O
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,9 @@ from sheafstain.slides.level import Level, Part, Rows, made_ahead, workers
 from sheafstain.window import Size, Window
 
 if TYPE_CHECKING:
-    from tifffile import TiffFile, TiffPage
+    from tifffile import TiffFile, TiffPage, TiffPageSeries
+
+logging.getLogger("tifffile").addHandler(logging.NullHandler())  # else it prints where nobody has set up logging
 
 _PIECE = 128  # rows at least in a piece: strips of one row would be lost in bookkeeping
 _JPEG, _NONE = 7, 1  # TIFF compressions
@@ -96,6 +99,8 @@ class TiffLevel:
             if not self._page.is_svs:  # left out on purpose: there is nothing (Aperio leaves none out)
                 return np.full((1, 1, 3), 255, np.uint8).repeat(tile.h, 0).repeat(tile.w, 1)
             reason: object = "it has no data"
+        except OSError:  # the disk, not the tile
+            raise
         except Exception as error:  # codecs raise what they like
             reason = str(error) or type(error).__name__
         if self._strict:
@@ -179,20 +184,32 @@ class TiffLevel:
             raise SheafStainError(f"{path}: is truncated ({have} of at least {end} bytes); copy or download it again")
 
 
-def tiff_levels(path: Path, file: IO[bytes], tiff: TiffFile, strict: bool) -> list[Level]:
-    """The largest picture in the file and the smaller ones of the same field, finest first."""
+def main_series(path: Path, tiff: TiffFile) -> TiffPageSeries:
+    """The largest picture in the file, with the smaller ones of the same field as its levels."""
     series = max(tiff.series, key=lambda s: s.keyframe.imagelength * s.keyframe.imagewidth, default=None)
     if series is None:
         raise SheafStainError(f"{path}: is a TIFF without a picture; copy or download it again")
-    first = _page(series.levels[0])
-    if len(series.levels[0].pages) > 1 and first.samplesperpixel < 3:
+    count = len(series.levels[0].pages)
+    if count > 1 and first_page(series).samplesperpixel < 3:
         raise SheafStainError(
-            f"{path}: holds {len(series.levels[0].pages)} grey pictures of one size (channels, planes or frames), "
-            "SheafStain reads one RGB picture; export it as RGB"
+            f"{path}: holds {count} grey pictures of one size (channels, planes or frames), SheafStain reads one RGB "
+            "picture; export it as RGB (raw2ometiff has --rgb)"
         )
+    return series
+
+
+def first_page(series: TiffPageSeries) -> TiffPage:
+    page = series.pages[0]
+    if page is None:
+        raise ValueError("a level without a page")
+    return page.aspage()
+
+
+def tiff_levels(path: Path, file: IO[bytes], series: TiffPageSeries, strict: bool) -> list[Level]:
+    """Finest first."""
     levels: list[TiffLevel] = []
     for number, level in enumerate(series.levels):
-        page = _page(level)
+        page = first_page(level)
         size = Size(page.imagelength, page.imagewidth)
         if number and not _same_field(levels[0].size, size):
             continue
@@ -200,19 +217,13 @@ def tiff_levels(path: Path, file: IO[bytes], tiff: TiffFile, strict: bool) -> li
     return sorted(levels, key=lambda level: -level.size.area)
 
 
-def _page(level: Any) -> TiffPage:
-    page = level.pages[0]
-    return page.aspage() if hasattr(page, "aspage") else page
-
-
 def _same_field(full: Size, lower: Size) -> bool:
     """Whether sides shrink alike, to the pixel that rounding takes."""
     return abs(full.w * lower.h - full.h * lower.w) <= full.w + full.h + lower.w + lower.h
 
 
-def tiff_pixel(tiff: TiffFile) -> tuple[float, float] | None:
-    """µm per pixel along x and y, where the file says so in one of the ways that slides do."""
-    page = tiff.pages.first
+def tiff_pixel(tiff: TiffFile, page: TiffPage) -> tuple[float, float] | None:
+    """µm per pixel of ``page`` along x and y, where the file says so in one of the ways that slides do."""
     description = page.description or ""
     if description.lstrip().startswith("{"):
         try:
