@@ -407,7 +407,7 @@ def how_to_get(entry: EncoderEntry) -> str:
 
 
 def missing(entry: EncoderEntry) -> str:
-    """What to say when an encoder is asked for and its weights are not here: how to get them, and what works instead."""
+    """What to say when an encoder is asked for and is not here: how to get its weights, and what works instead."""
     others = [other for other in ENCODERS if not other.random and other is not entry]
     ready = [other for other in others if weights_of(other)]
     open_ones = [other for other in others if other.gate is None and other not in ready and not other.shipped]
