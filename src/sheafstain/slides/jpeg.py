@@ -1,65 +1,86 @@
-"""Is a JPEG tile whole? libjpeg decodes a damaged one without a word, and shows grey and shifted blocks as tissue.
+"""JPEG tiles, decoded only if they are whole: libjpeg shows the grey and shifted blocks of a damaged one as tissue.
 
-The question is answered by one more row of blocks than the tile has: where a whole tile ends, its decoder runs out of
-bits in the first block too many and leaves all that follow uniformly grey. A decoder that lost its place in a damaged
-tile runs out earlier, or still has bits when it should not.
+Whether a tile is whole is seen in one more row of blocks than it has: there the decoder runs out of bits in the first
+block and leaves all that follow uniformly grey. A decoder that lost its place in a damaged tile runs out earlier, or
+still has bits when it should not. What has the right length by chance is not noticed; no reader would.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Self
+
 import numpy as np
 from numpy.typing import NDArray
 
-_BASELINE = (0xC0, 0xC1)  # Huffman-coded, all in one scan; the others are not checked
+_BASELINE = (0xC0, 0xC1)  # Huffman-coded, in one scan
 _GREY = 128  # what libjpeg makes of blocks for which there are no bits
 
 
-class Lengthened:
-    """A JPEG stream told to be a row of blocks higher; None from ``of`` where that would say nothing."""
+def decode_jpeg(data: bytes, *, tables: bytes | None, colours: str | None, output: str | None) -> NDArray[np.uint8]:
+    """uint8 [h, w, samples]; a ``ValueError`` or an error of the codec where the data is damaged.
 
-    def __init__(self, data: bytes, height: int, width: int, block: tuple[int, int]) -> None:
-        self.data, self._height, self._width, self._block = data, height, width, block
+    ``tables``: those that a TIFF keeps apart from its tiles. ``colours``: how the data is stored, where it does not say
+    so itself; ``output``: the colours wanted.
+    """
+    import imagecodecs
+
+    def decode(data: bytes, output: str | None) -> NDArray[np.uint8]:
+        pixels = imagecodecs.jpeg_decode(data, tables=tables, colorspace=colours, outcolorspace=output)
+        return pixels.reshape(*pixels.shape[:2], -1)
+
+    frame = _Frame.of(data)
+    if frame is None:
+        return decode(data, output)
+    longer = data[: frame.at] + frame.longer.to_bytes(2, "big") + data[frame.at + 2 :]
+    if frame.block_h == 8:
+        pixels = decode(longer, output)
+        frame.check(pixels)
+        return pixels[: frame.h]
+    # The colours of the last row are interpolated with those of the next: the longer tile would tint it.
+    frame.check(decode(longer, "GRAYSCALE"))
+    return decode(data, output)
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What the header of a JPEG stream says, where an extra row of blocks tells whether it is whole."""
+
+    h: int
+    w: int
+    block_h: int  # px, of a block of all colours together
+    block_w: int
+    at: int  # where ``h`` stands in the data
 
     @classmethod
-    def of(cls, data: bytes) -> Lengthened | None:
-        frame, restarts = _frame(data)
-        if frame is None or restarts:  # every restart marker puts the decoder back in its place
-            return None
-        at, marker = frame
-        if marker not in _BASELINE:
-            return None
-        height, width = int.from_bytes(data[at + 5 : at + 7]), int.from_bytes(data[at + 7 : at + 9])
-        factors = [data[at + 11 + 3 * k] for k in range(data[at + 9])]
-        block = (8, 8) if len(factors) == 1 else (8 * max(f & 15 for f in factors), 8 * max(f >> 4 for f in factors))
-        higher = (-(-height // block[0]) + 1) * block[0]
-        if higher > 0xFFFF:
-            return None
-        return cls(data[: at + 5] + higher.to_bytes(2) + data[at + 7 :], height, width, block)
+    def of(cls, data: bytes) -> Self | None:
+        """None for what is not coded in one scan, and with restart markers: each puts the decoder back in its place."""
+        at, frame = 2, None
+        while at + 4 <= len(data) and data[at] == 0xFF and (marker := data[at + 1]) != 0xDA:  # up to the pixels
+            if marker == 0xFF:  # filling
+                at += 1
+                continue
+            if marker in _BASELINE:
+                h, w = (int.from_bytes(data[at + k : at + k + 2], "big") for k in (5, 7))
+                factors = [data[at + 11 + 3 * k] for k in range(data[at + 9])] if data[at + 9] > 1 else [0x11]
+                frame = cls(h, w, 8 * max(f & 15 for f in factors), 8 * max(f >> 4 for f in factors), at + 5)
+            if marker == 0xDD and any(data[at + 4 : at + 6]):
+                return None
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        return frame if frame and frame.longer <= 0xFFFF else None
 
-    def picture(self, decoded: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The tile itself, cut from what the lengthened stream decoded to; ValueError where it is damaged."""
-        tile = decoded[: self._height]
-        # Chroma is interpolated between blocks: two rows and one block from those with content.
-        extra = decoded[-(-self._height // self._block[0]) * self._block[0] + 2 :]
-        ran_out = np.any(extra[:, : self._block[1] - 2] != _GREY)
-        if np.any(extra[:, self._block[1] + 2 :] != _GREY) or not (ran_out or np.all(tile == _GREY)):
+    @property
+    def blocks_h(self) -> int:
+        return -(-self.h // self.block_h) * self.block_h
+
+    @property
+    def longer(self) -> int:
+        return self.blocks_h + self.block_h
+
+    def check(self, pixels: NDArray[np.uint8]) -> None:
+        """``pixels`` were decoded with a row of blocks too many."""
+        extra = pixels[self.blocks_h :]
+        margin = self.block_w // 8  # colours are interpolated across the edge of a block
+        in_time = np.any(extra[:, : self.block_w - margin] != _GREY) or np.all(pixels == _GREY)
+        if not in_time or np.any(extra[:, self.block_w + margin :] != _GREY):
             raise ValueError("its JPEG data does not fill it exactly")
-        return tile
-
-
-def _frame(data: bytes) -> tuple[tuple[int, int] | None, bool]:
-    """Where the frame header is and its kind, and whether the stream has restart markers."""
-    at, frame, restarts = 2, None, False
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xFF:  # filling
-            at += 1
-            continue
-        if marker == 0xDA:  # the pixels begin
-            break
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            frame = (at, marker)
-        if marker == 0xDD:
-            restarts = int.from_bytes(data[at + 4 : at + 6]) > 0
-        at += 2 + int.from_bytes(data[at + 2 : at + 4])
-    return frame, restarts

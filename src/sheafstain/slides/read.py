@@ -272,12 +272,13 @@ def _stored(path: Path, head: bytes, strict: bool) -> _Stored:
 def _stored_tiff(path: Path, strict: bool, vendor: str | None) -> _Stored:
     import tifffile
 
-    from sheafstain.slides.tiff import UnusualTiffError, first_page, main_series, tiff_levels, tiff_pixel
+    from sheafstain.slides.tiff import UnusualTiffError, check_whole, first_page, main_series, tiff_levels, tiff_pixel
 
     with ExitStack() as opened:
         file = opened.enter_context(path.open("rb"))
         try:
             tiff = opened.enter_context(tifffile.TiffFile(path))
+            check_whole(path, tiff)
             name = "OME-TIFF" if tiff.is_ome else "SVS" if tiff.is_svs else "TIFF"
             series = main_series(path, tiff)
             stored = _Stored(name, tiff_levels(path, file, series, strict), tiff_pixel(tiff, first_page(series)))

@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator
+import struct
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 from sheafstain.errors import SheafStainError
 from sheafstain.slides.image import MAX_PIXELS
-from sheafstain.slides.jpeg import Lengthened
+from sheafstain.slides.jpeg import decode_jpeg
 from sheafstain.slides.level import Level, Part, Rows, made_ahead, workers
 from sheafstain.window import Size, Window
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 logging.getLogger("tifffile").addHandler(logging.NullHandler())  # else it prints where nobody has set up logging
 
+_AGAIN = "copy or download it again"
 _PIECE = 128  # rows at least in a piece: strips of one row would be lost in bookkeeping
 _JPEG, _NONE = 7, 1  # TIFF compressions
 _APERIO_YCC = 33003  # JPEG 2000 whose components tifffile hands on unconverted
@@ -117,27 +119,14 @@ class TiffLevel:
         page = self._page
         if page.is_contiguous and not page.is_tiled:
             return np.frombuffer(data, np.uint8).reshape(-1, self.size.w, page.samplesperpixel)
-        longer = Lengthened.of(data) if page.compression == _JPEG else None
-        if longer is not None:
-            return longer.picture(self._jpeg(longer.data))
-        tables = {"jpegtables": page.jpegtables} if page.compression == _JPEG else {}
-        pixels = self._codec(data, index, **tables)[0]
+        if page.compression == _JPEG:
+            # Aperio stores RGB as it is, where a JPEG with a JFIF header always holds YCbCr.
+            colours = "RGB" if page.photometric == _RGB and not page.is_jfif else None
+            output = "RGB" if page.photometric in (_RGB, _YCBCR) else None
+            return decode_jpeg(data, tables=page.jpegtables, colours=colours, output=output)
+        pixels = self._codec(data, index)[0]
         assert pixels is not None, "it was given data"
         return pixels[0]
-
-    @cached_property
-    def _jpeg(self) -> Callable[[bytes], NDArray[np.uint8]]:
-        import imagecodecs
-
-        # Aperio stores RGB as it is, where a JPEG with a JFIF header always holds YCbCr.
-        plain = self._page.photometric == _RGB and not self._page.is_jfif
-        grey = self._page.photometric not in (_RGB, _YCBCR)
-        return partial(
-            imagecodecs.jpeg8_decode,
-            tables=self._page.jpegtables,
-            colorspace="RGB" if plain else None,
-            outcolorspace=None if grey else "RGB",
-        )
 
     def _to_rgb(self, pixels: NDArray[np.uint8]) -> Rows:
         if pixels.shape[2] == 3:
@@ -178,17 +167,31 @@ class TiffLevel:
             )
         expected = -(-self.size.h // self._tile.h) * -(-self.size.w // self._tile.w)
         if len(self._offsets) < expected or len(self._counts) < expected:
-            raise SheafStainError(f"{path}: lists {len(self._offsets)} of {expected} tiles; copy or download it again")
-        end = max(offset + count for offset, count in zip(self._offsets, self._counts, strict=True))
-        if end > (have := os.fstat(self._file.fileno()).st_size):
-            raise SheafStainError(f"{path}: is truncated ({have} of at least {end} bytes); copy or download it again")
+            raise SheafStainError(f"{path}: lists {len(self._offsets)} of {expected} tiles; {_AGAIN}")
+        if (end := _end(self._offsets, self._counts)) > (have := os.fstat(self._file.fileno()).st_size):
+            raise SheafStainError(f"{path}: is truncated ({have} of at least {end} bytes); {_AGAIN}")
+
+
+def check_whole(path: Path, tiff: TiffFile) -> None:
+    """Refuse a file that ends before its pages do; tifffile would leave the lost ones out."""
+    have, layout = tiff.filehandle.size, tiff.tiff
+    needed = [end for page in tiff.pages if (end := _end(page.dataoffsets, page.databytecounts)) > have]
+    with path.open("rb") as file:
+        file.seek(tiff.pages[-1].offset)
+        (tags,) = struct.unpack(layout.tagnoformat, file.read(layout.tagnosize))
+        file.seek(tags * layout.tagsize, os.SEEK_CUR)
+        (following,) = struct.unpack(layout.offsetformat, file.read(layout.offsetsize))
+    if following:  # tifffile found no page there
+        needed.append(max(following, have) + 1)
+    if needed:
+        raise SheafStainError(f"{path}: is truncated ({have} of at least {max(needed)} bytes); {_AGAIN}")
 
 
 def main_series(path: Path, tiff: TiffFile) -> TiffPageSeries:
     """The largest picture in the file, with the smaller ones of the same field as its levels."""
     series = max(tiff.series, key=lambda s: s.keyframe.imagelength * s.keyframe.imagewidth, default=None)
     if series is None:
-        raise SheafStainError(f"{path}: is a TIFF without a picture; copy or download it again")
+        raise SheafStainError(f"{path}: is a TIFF without a picture; {_AGAIN}")
     count = len(series.levels[0].pages)
     if count > 1 and first_page(series).samplesperpixel < 3:
         raise SheafStainError(
@@ -215,6 +218,10 @@ def tiff_levels(path: Path, file: IO[bytes], series: TiffPageSeries, strict: boo
             continue
         levels.append(TiffLevel(path, file, page, number, strict))
     return sorted(levels, key=lambda level: -level.size.area)
+
+
+def _end(offsets: Sequence[int], counts: Sequence[int]) -> int:
+    return max((offset + count for offset, count in zip(offsets, counts, strict=False)), default=0)
 
 
 def _same_field(full: Size, lower: Size) -> bool:
