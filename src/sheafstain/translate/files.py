@@ -19,7 +19,7 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from sheafstain.errors import SheafStainError
+from sheafstain.errors import SheafStainError, UsageError
 from sheafstain.slides.write import Writer, open_writer
 from sheafstain.translate import maps
 from sheafstain.translate.gluing import Finished
@@ -37,6 +37,10 @@ class Outputs:
     """The names of what one input becomes."""
 
     stain: Path
+
+    def __post_init__(self) -> None:
+        if not self.stain.name.lower().endswith(SUFFIXES):
+            raise UsageError(f"{self.stain}: cannot write a file of this kind; end its name in {', '.join(SUFFIXES)}")
 
     def _named(self, infix: str) -> Path:
         suffix = next(s for s in SUFFIXES if self.stain.name.lower().endswith(s))
