@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import threading
 import weakref
@@ -17,7 +18,7 @@ import torch
 from PIL import Image
 
 from sheafstain.errors import SheafStainError, UsageError
-from sheafstain.metrics import chromogen, distribution, fidelity, scoring, seam
+from sheafstain.metrics import chromogen, distribution, fidelity, scoring, seam, tables
 from sheafstain.metrics.protocol import choose
 from sheafstain.metrics.report import Report
 from sheafstain.metrics.sources import ImageSet, Listing, list_items
@@ -320,6 +321,20 @@ def test_unreadable_files_are_listed_and_strict_fails(folders: Path, damage: Cal
     assert fault.name == "field1" and "field1.png" in fault.reason
     with pytest.raises(SheafStainError, match=r"field1\.png"):
         run(folders, "strict", strict=True)
+
+
+def test_what_is_no_plain_rgb_is_converted_and_named(folders: Path):
+    with Image.open(folders / "pred/field1.png") as image:
+        image.convert("L").save(folders / "pred/field1.png")
+    with Image.open(folders / "real/field2.png") as image:
+        image.convert("RGBA").save(folders / "real/field2.png")
+    report = run(folders, metrics=("psnr",))
+    assert [(Path(fault.name).name, fault.reason) for fault in report.converted] == [
+        ("field1.png", "grey to RGB"),
+        ("field2.png", "transparency composited on white"),
+    ]
+    assert any("1 file was converted (grey to RGB): " in line for line in tables.remarks(report))
+    assert Report.from_json(json.loads(report.to_text())).converted == report.converted
 
 
 def test_nothing_readable(folders: Path):

@@ -85,7 +85,7 @@ def remarks(report: Report) -> list[str]:
     if report.resized:
         said.append(f"{len(report.resized)} images were resized: {report.protocol['resize']}")
     said += [
-        f"{len(files)} files were converted ({how}): {_list(files)}"
+        f"{len(files)} file{'s were' if len(files) > 1 else ' was'} converted ({how}): {_list(files)}"
         for how, files in _by_text((fault.name, fault.reason) for fault in report.converted).items()
     ]
     if sample := report.protocol["sample"]:
