@@ -2,7 +2,7 @@
 
 Whether a tile is whole is seen in one more row of blocks than it has: there the decoder runs out of bits in the first
 block and leaves all that follow uniformly grey. A decoder that lost its place in a damaged tile runs out earlier, or
-still has bits when it should not. What has the right length by chance is not noticed; no reader would.
+still has bits when it should not. A few flipped bits may shift it by less than a block; they go unnoticed.
 """
 
 from __future__ import annotations
