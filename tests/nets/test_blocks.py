@@ -14,7 +14,7 @@ from sheafstain.nets.blocks import (
     BlurPool,
     BlurUpsample,
     BridgeBlock,
-    InstanceNorm,
+    Normalise,
     ResidualBlock,
     StyleMapping,
     TimeEmbedding,
@@ -196,7 +196,16 @@ def test_upsampling_written_out_is_the_interpolation(size: tuple[int, int]) -> N
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_instance_norm_written_out_is_torchs(dtype: torch.dtype) -> None:
     x = (3 * torch.randn(2, 5, 7, 9) + 40).to(dtype).contiguous(memory_format=torch.channels_last)
-    out = InstanceNorm().written_out(x)
+    out = Normalise.apply(x)
     assert out.dtype == dtype and out.is_contiguous(memory_format=torch.channels_last)
     true = torch.nn.functional.instance_norm(x.double())
     assert torch.allclose(out.double(), true, atol={torch.bfloat16: 2e-2, torch.float32: 1e-4}.get(dtype, 1e-12))
+
+
+def test_the_gradient_of_the_norm_is_torchs() -> None:
+    x = (2 * torch.randn(2, 3, 6, 7, dtype=torch.float64) + 5).requires_grad_()
+    weight = torch.randn(2, 3, 6, 7, dtype=torch.float64)
+    outs = Normalise.apply(x), torch.nn.functional.instance_norm(x)
+    mine, theirs = (torch.autograd.grad((out * weight).sum(), x)[0] for out in outs)
+    assert torch.allclose(mine, theirs, atol=1e-10)
+    assert torch.autograd.gradcheck(Normalise.apply, (x,))
