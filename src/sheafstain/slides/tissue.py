@@ -66,7 +66,7 @@ class TissueMask:
     def __call__(self, window: Window) -> bool:
         """Whether there is any tissue in the window or within ``margin`` of it."""
         cells = self._cells(window.shift(self._view.y, self._view.x).grow(self.margin))
-        if cells.empty:
+        if window.empty or cells.empty:
             return False
         s = self._sums
         below, above = s[cells.bottom], s[cells.y]
@@ -95,6 +95,7 @@ def _tissue(picture: Rows, cell: float) -> NDArray[np.bool_]:
     most = np.maximum(np.maximum(red, green), blue)
     tint = most - np.minimum(np.minimum(red, green), blue)
     ink = (red > 0.35) & (red > 1.7 * green)
+    ink = ndimage.maximum_filter(ink, 5)  # with its thin rim
     sure = (most > _SURE) & ((tint > _TINT) | (most > 3 * _SURE)) & ~ink
     faint = (most > _FAINT) & (tint > _TINT) & ~ink
     mask = _touching(sure | faint, sure)
