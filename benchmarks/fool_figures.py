@@ -1,6 +1,6 @@
-"""The pictures of docs/metrics.md, from what ``fool.py`` measured.
+"""The pictures of docs/metrics.md, from what ``fool.py`` and ``fool_curves.py`` measured.
 
-    python benchmarks/fool_figures.py WORK [--field f0005]
+    python benchmarks/fool_figures.py WORK [--field f0016]
 
 Every picture shows phantoms. The table and the strips show means over all fields, the small pictures one field.
 """
@@ -12,6 +12,7 @@ import csv
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
@@ -46,30 +47,37 @@ METRICS = {  # key: name in figures, digits
     "dab-iou": ("IoU ↑", 3),
     "dab-p90-r": ("p90-r ↑", 4),
 }
-GROUPS = (("likeness", 4), ("sets", 2), ("seams", 2), ("chromogen", 10))
+GROUPS = {
+    "likeness": ("psnr", "ssim", "lpips", "dists"),
+    "sets": ("fd", "kd"),
+    "seams": ("ts", "seam-excess"),
+    "chromogen": tuple(key for key in METRICS if key.startswith("dab") or key in ("iod", "miod", "fod")),
+}
 STRIPS = {  # picture: the metrics in it, one strip each
     "psnr": ("psnr", "ssim"),
     "perceptual": ("lpips", "dists"),
     "sets": ("fd", "kd"),
     "seams": ("ts", "seam-excess"),
     "dab_r": ("dab-r",),
-    "histograms": ("dab-kl", "dab-kl-reverse", "dab-jsd"),
+    "histograms": ("dab-kl", "dab-jsd"),
     "amounts": ("iod", "miod", "fod"),
-    "masks": ("dab-dice", "dab-iou"),
+    "masks": ("dab-dice",),
     "p90": ("dab-p90-r",),
 }
 SHOWN = 6  # outputs in a strip
-RED, GREEN, GREY, INK = "#c0392b", "#2e7d4f", "#8a8f98", "#20242b"
+SURE = 0.05  # p from which a metric has not told two outputs apart
+RED, AMBER, GREEN, GREY, INK = "#c0392b", "#c98a12", "#2e7d4f", "#8a8f98", "#20242b"
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One output by one metric: the mean, and in which share of the images it beats the truth (NaN where not known)."""
+    """One output by one metric."""
 
     output: str
     better: str
     value: float
-    preferred: float
+    preferred: float  # share of the images in which it beats the truth; NaN where single images have no value
+    p: float  # of its difference from the truth
 
     @property
     def rank(self) -> float:
@@ -84,17 +92,22 @@ Table = dict[str, dict[str, Cell]]  # by metric, then by output
 
 def read_table() -> Table:
     table: Table = {}
+    names = ("value", "preferred_to_truth", "p")
     with (DOCS / "metrics.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["better"] != "none":
-                numbers = (float(row[key] or "nan") for key in ("value", "preferred_to_truth"))
-                cell = Cell(row["output"], row["better"], *numbers)
+                cell = Cell(row["output"], row["better"], *(float(row[name] or "nan") for name in names))
                 table.setdefault(row["metric"], {})[row["output"]] = cell
     return table
 
 
-def beats(table: Table, metric: str, output: str) -> bool:
-    return table[metric][output].rank < table[metric]["truth"].rank
+def verdict(table: Table, metric: str, output: str) -> str:
+    """ "fooled" where the metric prefers the output to the truth, "blind" where it cannot tell the two apart, or ""."""
+    cell, truth = table[metric][output], table[metric]["truth"]
+    if output == "truth" or math.isnan(cell.value):
+        return ""
+    unsure = 0 < cell.preferred < 1 if math.isnan(cell.p) else cell.p >= SURE  # without p there were too few images
+    return "blind" if unsure else "fooled" if cell.rank < truth.rank else ""
 
 
 def read_curves() -> dict[str, dict[str, tuple[np.ndarray, np.ndarray]]]:
@@ -150,123 +163,118 @@ def draw_gallery(pictures: Pictures, path: Path) -> None:
 
 
 def draw_table(table: Table, pictures: Pictures, path: Path) -> None:
-    """Metric by output; red where the metric prefers the output to the truth."""
+    """Metric by output; red where the metric prefers the output to the truth, amber where it cannot tell them apart."""
     metrics = [metric for metric in METRICS if metric in table]
-    fooled = {o.key: sum(beats(table, metric, o.key) for metric in metrics) for o in OUTPUTS}
-    order = ["truth", *sorted((k for k in fooled if k != "truth"), key=lambda k: -fooled[k])]
-    wide, high = 0.66, 0.30
-    left, top = 2.25, 0.78
-    figure = plt.figure(figsize=(left + wide * len(metrics) + 0.8, top + high * len(order) + 0.1))
+    verdicts = {o.key: [verdict(table, metric, o.key) for metric in metrics] for o in OUTPUTS}
+    worst = sorted(verdicts, key=lambda key: (-verdicts[key].count("fooled"), -verdicts[key].count("blind")))
+    order = ["truth", *(key for key in worst if key != "truth")]
+    wide, high, left, top = 0.66, 0.30, 2.25, 0.78
+    figure = plt.figure(figsize=(left + wide * len(metrics) + 0.8, top + high * len(order) + 0.35))
     ax = figure.add_axes((0, 0, 1, 1))
-    ax.set_xlim(0, figure.get_figwidth())
-    ax.set_ylim(figure.get_figheight(), 0)
+    ax.set(xlim=(0, figure.get_figwidth()), ylim=(figure.get_figheight(), 0))
     ax.axis("off")
+    write = partial(ax.text, va="center", color=INK)
     x = left
-    for name, count in GROUPS:
-        present = sum(
-            metric in table for metric in list(METRICS)[sum(n for g, n in GROUPS if g in _before(name)) :][:count]
-        )
-        if present:
-            ax.text(x + wide * present / 2, 0.2, name, ha="center", va="center", fontsize=9, color=GREY)
-            ax.plot((x + 0.06, x + wide * present - 0.06), (0.34, 0.34), color="#c9cdd3", lw=1)
-        x += wide * present
+    for name, members in GROUPS.items():
+        width = wide * sum(metric in table for metric in members)
+        if width:
+            write(x + width / 2, 0.2, name, ha="center", fontsize=9, color=GREY)
+            ax.plot((x + 0.06, x + width - 0.06), (0.34, 0.34), color="#c9cdd3", lw=1)
+        x += width
     for c, metric in enumerate(metrics):
-        ax.text(left + wide * (c + 0.5), 0.55, METRICS[metric][0], ha="center", va="center", fontsize=8.4, color=INK)
-    ax.text(left + wide * len(metrics) + 0.38, 0.55, "fools", ha="center", va="center", fontsize=8.4, color=RED)
+        write(left + wide * (c + 0.5), 0.55, METRICS[metric][0], ha="center", fontsize=8.4)
+    last = left + wide * len(metrics) + 0.4
+    write(last, 0.55, "fools", ha="center", fontsize=8.4, color=RED)
     for r, key in enumerate(order):
         y = top + high * r
-        truth = key == "truth"
         thumb = ax.inset_axes((0.05, y + 0.015, high - 0.03, high - 0.03), transform=ax.transData)
         thumb.imshow(pictures[key][64:192, 64:192], interpolation="antialiased")
-        thumb.axis("off")
-        title = BY_KEY[key].title
-        ax.text(
-            0.42,
-            y + high / 2,
-            title,
-            va="center",
-            fontsize=8.8,
-            color=GREEN if truth else INK,
-            weight="bold" if truth else "normal",
-        )
-        for c, metric in enumerate(metrics):
+        thumb.set(xticks=[], yticks=[])
+        for spine in thumb.spines.values():
+            spine.set(color="#d0d3d8", linewidth=0.5)
+        truth = key == "truth"
+        weight = "bold" if truth else "normal"
+        write(0.42, y + high / 2, BY_KEY[key].title, fontsize=8.8, color=GREEN if truth else INK, weight=weight)
+        for c, (metric, found) in enumerate(zip(metrics, verdicts[key], strict=True)):
             cell = table[metric][key]
-            red = beats(table, metric, key)
-            colour = "#e9f3ec" if truth else _red(cell.preferred) if red else "#f4f5f7"
-            box = Rectangle((left + wide * c + 0.015, y + 0.015), wide - 0.03, high - 0.03, fc=colour, ec="none")
-            ax.add_patch(box)
-            text = number(cell.value, METRICS[metric][1])
-            ink = "white" if red and cell.preferred > 0.85 else INK
-            weight = "bold" if red or truth else "normal"
-            ax.text(
+            colour = "#e3f1e8" if truth else {"fooled": _red(cell), "blind": "#fbe7b9"}.get(found, "#f4f5f7")
+            place = (left + wide * c + 0.015, y + 0.015)
+            ax.add_patch(Rectangle(place, wide - 0.03, high - 0.03, fc=colour, ec="none"))
+            write(
                 left + wide * (c + 0.5),
                 y + high / 2,
-                text,
+                number(cell.value, METRICS[metric][1]),
                 ha="center",
-                va="center",
                 fontsize=7.6,
-                color=ink,
-                weight=weight,
+                color="white" if found == "fooled" else INK,
+                weight="bold" if truth or found == "fooled" else "normal",
             )
-        count = "" if truth else f"{fooled[key]} of {len(metrics)}"
-        ax.text(
-            left + wide * len(metrics) + 0.38,
-            y + high / 2,
-            count,
-            ha="center",
-            va="center",
-            fontsize=8,
-            color=RED if fooled[key] else GREY,
-        )
+        if not truth:
+            count = verdicts[key].count("fooled")
+            write(
+                last, y + high / 2, f"{count} of {len(metrics)}", ha="center", fontsize=8, color=RED if count else GREY
+            )
+    y = top + high * len(order) + 0.17
+    legend = (
+        ("#c73028", "preferred to the truth"),
+        ("#fbe7b9", f"not told from the truth (p ≥ {SURE})"),
+        ("#f4f5f7", "found worse"),
+    )
+    x = left
+    for colour, text in legend:
+        ax.add_patch(Rectangle((x, y - 0.08), 0.3, 0.16, fc=colour, ec="none"))
+        write(x + 0.38, y, text, fontsize=8.4)
+        x += 2.9
     save(figure, path)
 
 
-def _before(name: str) -> list[str]:
-    names = [group for group, _ in GROUPS]
-    return names[: names.index(name)]
-
-
-def _red(share: float) -> tuple[float, float, float]:
-    """Pale where the output beats the truth in few images, full where in all; middle where images cannot be counted."""
-    share = 0.75 if math.isnan(share) else share
-    pale, full = np.array((0.98, 0.86, 0.82)), np.array((0.78, 0.19, 0.15))
-    return tuple(pale + (full - pale) * min(max((share - 0.4) / 0.6, 0), 1))  # type: ignore[return-value]
+def _red(cell: Cell) -> tuple[float, float, float]:
+    """The deeper, the more of the images it beats the truth in; full where images cannot be counted."""
+    share = 1.0 if math.isnan(cell.preferred) else cell.preferred
+    pale, full = np.array((0.88, 0.47, 0.40)), np.array((0.74, 0.16, 0.13))
+    return tuple(pale + (full - pale) * min(max((share - 0.5) / 0.5, 0), 1))  # type: ignore[return-value]
 
 
 def number(value: float, digits: int) -> str:
     if math.isnan(value):
         return "–"
     text = f"{value:.{digits}f}".replace("-", "−")
+    text = text.removeprefix("−") if float(f"{value:.{digits}f}") == 0 else text
     return text if len(text) <= 7 else f"{value:.3g}"
 
 
 def draw_strips(table: Table, metrics: Iterable[str], pictures: Pictures, path: Path) -> None:
-    """For each metric the reference, the truth, and what the metric prefers to it, best first."""
+    """For each metric the reference, the truth, and what the metric puts highest, one of each kind."""
     metrics = [metric for metric in metrics if metric in table]
     columns = 2 + SHOWN
     figure, axes = plt.subplots(len(metrics), columns, figsize=(columns * 1.5, len(metrics) * 1.93), squeeze=False)
     for line, metric in zip(axes, metrics, strict=True):
-        ranked = sorted(
-            (cell for cell in table[metric].values() if not math.isnan(cell.value)), key=lambda cell: cell.rank
-        )
-        place = next(i for i, cell in enumerate(ranked) if cell.output == "truth")
         label, digits = METRICS[metric]
         framed(line[0], pictures["real"], GREY)
         line[0].set_title(REAL.title, fontsize=8, color=INK, pad=3)
         line[0].set_ylabel(label, fontsize=11, weight="bold", color=INK)
         line[0].set_xlabel("the reference", fontsize=8.5, color=GREY)
-        others = ranked[:place][:SHOWN] + ranked[place + 1 :][: max(SHOWN - place, 0)]
-        for ax, cell, at in zip(
-            line[1:], [ranked[place], *others], [place, *(ranked.index(cell) for cell in others)], strict=True
-        ):
-            colour = GREEN if cell.output == "truth" else RED if at < place else "#c9cdd3"
+        cells = sorted(
+            (cell for cell in table[metric].values() if not math.isnan(cell.value)), key=lambda cell: cell.rank
+        )
+        kinds = {kind(cell.output): cell for cell in reversed(cells) if cell.output != "truth"}
+        best = sorted(kinds.values(), key=lambda cell: cell.rank)[:SHOWN]
+        for ax, cell in zip(line[1:], [table[metric]["truth"], *best], strict=True):
+            colour = {"fooled": RED, "blind": AMBER}.get(verdict(table, metric, cell.output), "#c9cdd3")
+            colour = GREEN if cell.output == "truth" else colour
             framed(ax, pictures[cell.output], colour)
             ax.set_title(BY_KEY[cell.output].title, fontsize=8, color=INK, pad=3)
-            text = f"{number(cell.value, digits)}, place {at + 1}"
-            ax.set_xlabel(text, fontsize=8.5, color=GREEN if cell.output == "truth" else RED if at < place else GREY)
-    top, bottom = 0.22 / figure.get_figheight(), 0.22 / figure.get_figheight()
-    figure.subplots_adjust(0.022, bottom, 0.998, 1 - top, wspace=0.04, hspace=0.30)
+            ax.set_xlabel(number(cell.value, digits), fontsize=9, color=GREY if colour == "#c9cdd3" else colour)
+    edge = 0.22 / figure.get_figheight()
+    figure.subplots_adjust(0.022, edge, 0.998, 1 - edge, wspace=0.04, hspace=0.30)
     save(figure, path)
+
+
+def kind(output: str) -> str:
+    """What outputs are told apart by in a strip, which has no room for every blur."""
+    if output in ("empty", "mean", "brown", "white"):
+        return "plain"
+    return output if output.startswith("dab") else output.split("-")[0]
 
 
 def draw_curves(path: Path) -> None:
@@ -324,7 +332,7 @@ def save(figure: Figure, path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path, help="what fool.py wrote")
-    parser.add_argument("--field", default="f0005", help="the field that is shown")
+    parser.add_argument("--field", default="f0016", help="the field that is shown")
     given = parser.parse_args(arguments)
     table, pictures, images = read_table(), Pictures(given.work, given.field), DOCS / "images"
     draw_gallery(pictures, images / "metrics_outputs.jpg")

@@ -22,6 +22,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from sheafstain.device import cores
+
 RESULTS = Path(__file__).parent / "results"
 _VERSIONS = ("sheafstain", "torch", "timm", "numpy", "tifffile", "imagecodecs")
 
@@ -64,11 +66,6 @@ def describe() -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "versions": "; ".join([f"python {platform.python_version()}", *_installed()]),
     }
-
-
-def cores() -> int:
-    """Cores this process may use, which in a container is fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _revision() -> str:

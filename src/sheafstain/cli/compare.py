@@ -9,12 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from sheafstain.cli.console import console
-from sheafstain.errors import UsageError
 
 if TYPE_CHECKING:
     from sheafstain.metrics.comparison import Comparison
-
-SUFFIXES = (".json", ".csv", ".md", ".tex")
 
 
 def compare(
@@ -41,10 +38,10 @@ def compare(
     """
     from sheafstain.metrics.comparison import compare as side_by_side
     from sheafstain.metrics.comparison import texts
-    from sheafstain.metrics.report import read_report, write_files
+    from sheafstain.metrics.report import check_target, read_report, write_files
 
-    if output is not None and output.suffix[1:].isalpha() and output.suffix not in SUFFIXES and not output.is_dir():
-        raise UsageError(f"{output}: comparisons end in {', '.join(SUFFIXES)}; or name a folder for all of them")
+    if output is not None:
+        check_target(output, "comparisons")
     comparison = side_by_side([read_report(path) for path in reports], metrics, seed)
     _tell(comparison)
     if output is not None:

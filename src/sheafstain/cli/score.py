@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from sheafstain.metrics.sources import Listing
     from sheafstain.metrics.suite import Suite
 
-SUFFIXES = (".json", ".csv", ".md", ".tex")
-
 
 def score(
     pred: Path,
@@ -171,13 +169,10 @@ def score(
 
 def _work_folder(target: Path) -> Path:
     """Where the state of the run is: the output folder, or a folder beside an output file until that is written."""
-    if target.suffix in SUFFIXES:
-        if target.is_dir():
-            raise UsageError(f"{target}: is a folder; give a folder without an ending, or a file")
-        return target.with_name(f"{target.name}.work")
-    if target.suffix[1:].isalpha() and not target.is_dir():
-        raise UsageError(f"{target}: reports end in {', '.join(SUFFIXES)}; or name a folder for all of them")
-    return target
+    from sheafstain.metrics.report import SUFFIXES, check_target
+
+    check_target(target, "reports")
+    return target.with_name(f"{target.name}.work") if target.suffix in SUFFIXES else target
 
 
 def _drawn(listing: Listing, limit: int | None, seed: int) -> tuple[Listing, dict[str, int] | None]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from sheafstain.errors import UsageError
 from sheafstain.metrics.sources import Fault
 from sheafstain.metrics.state import Number, from_json, to_json
 from sheafstain.metrics.statistics import Interval, Summary
@@ -20,6 +21,7 @@ from sheafstain.whole import write_whole
 
 FORMAT = 1
 NAME = "report.json"
+SUFFIXES = (".json", ".csv", ".md", ".tex")  # what reports and comparisons are written as
 SIDES = ("pred", "real", "source")
 SIDE_TITLES = {"pred": "translated", "real": "real IHC", "source": "H&E"}
 
@@ -210,6 +212,15 @@ class Report:
 def read_report(path: Path) -> Report:
     """From the JSON file or from the folder that holds it."""
     return read_json(path / NAME if path.is_dir() else path, Report.from_json, "report", "score")
+
+
+def check_target(output: Path, what: str) -> None:
+    """Whether ``write_files`` will do with that place, asked before anything is measured."""
+    if output.suffix in SUFFIXES:
+        if output.is_dir():
+            raise UsageError(f"{output}: is a folder; give a folder without an ending, or a file")
+    elif output.suffix[1:].isalpha() and not output.is_dir():
+        raise UsageError(f"{output}: {what} end in {', '.join(SUFFIXES)}; or name a folder for all of them")
 
 
 def write_files(output: Path, stem: str, texts: Mapping[str, str]) -> list[Path]:
