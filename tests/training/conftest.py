@@ -18,6 +18,7 @@ from sheafstain.training import data
 from sheafstain.training.config import TrainConfig, config_of
 from sheafstain.training.loop import Loop
 from sheafstain.training.parallel import World
+from sheafstain.training.run import train
 from sheafstain.training.settings import Given
 
 SMALL: dict[str, Any] = {
@@ -59,17 +60,26 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw_pairs(tmp_path_factory.mktemp("pairs"))
 
 
+def small_config(**changes: Any) -> TrainConfig:
+    """The small configuration with changes; of its settings those that the method has."""
+    values = SMALL | changes
+    taken = {f"settings.{name.name}" for name in fields(find_method(values["method"]).settings)}
+    ours = {key: value for key, value in values.items() if key in (*changes, *taken) or "settings." not in key}
+    return config_of({key: Given(value, "the test") for key, value in ours.items()})
+
+
 @pytest.fixture
 def configured(pairs: Path, tmp_path: Path) -> Callable[..., TrainConfig]:
-    """The small configuration with changes: ``configured(batch=1, **{"settings.ngf": 8})``."""
+    """``configured(batch=1, **{"settings.ngf": 8})``: a run into ``tmp_path / "run"``."""
+    return lambda **changes: small_config(**({"data.root": str(pairs), "output": str(tmp_path / "run")} | changes))
 
-    def make(**changes: Any) -> TrainConfig:
-        values = SMALL | {"data.root": str(pairs), "output": str(tmp_path / "run")} | changes
-        taken = {f"settings.{name.name}" for name in fields(find_method(values["method"]).settings)}
-        ours = {key: value for key, value in values.items() if key in (*changes, *taken) or "settings." not in key}
-        return config_of({key: Given(value, "the test") for key, value in ours.items()})
 
-    return make
+@pytest.fixture(scope="session")
+def trained(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps with an average; copy it before changing it."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    train(small_config(**{"data.root": str(pairs), "output": str(folder), "steps": 2, "optimiser.ema": 10}))
+    return folder
 
 
 def build_loop(config: TrainConfig, world: World | None = None) -> Loop:

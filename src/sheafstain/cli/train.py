@@ -44,7 +44,8 @@ def train(
     from sheafstain.training.run import train as run
     from sheafstain.training.settings import as_tree, as_yaml
 
-    resolved = read_config(config, settings)
+    # What looks like a setting is handed on as it is, the launcher's own options among them: main has read those.
+    resolved = read_config(config, [word for word in settings if word not in ("--json", "--debug")])
     if show:
         console.line(as_yaml(resolved).rstrip())
         console.event("configuration", **as_tree(resolved))

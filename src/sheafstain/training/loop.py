@@ -166,13 +166,13 @@ class Loop:
     def _post_mortem(self, bad: int, losses: dict[str, float], folder: Path) -> str:
         wrong = ", ".join(name for name, value in losses.items() if not math.isfinite(value)) or "a loss"
         if bad < 0:
-            return f"{folder}: {wrong} is not finite in another process, which says more"
+            return f"{folder}: not finite in another process, which says more: {wrong}"
         batch, _ = self._batch(bad, self.seen - (self.step - bad) * self.config.batch)
         path = folder / f"not-finite-step-{bad}-process-{self.world.rank}.safetensors"
         with whole(path) as part:
             save_file(_tensors_of(batch), part)
         return (
-            f"{path}: {wrong} is not finite since step {bad + 1}, this is its batch; look at it, lower optimiser.lr or "
+            f"{path}: not finite since step {bad + 1}: {wrong}; this is its batch. Look at it, lower --optimiser.lr or "
             "use --engine.precision float32, and --resume from the last checkpoint"
         )
 
