@@ -16,6 +16,7 @@ from sheafstain.slides.level import Part, Rows, made_ahead
 from sheafstain.window import Size, Window
 
 _BAND = 256  # rows at least in a band
+_CACHE = 128 << 20  # bytes: a row of tiles that lie across two bands (MIRAX) is decoded once
 _ACROSS = 2048  # columns at least in a part of it
 
 
@@ -30,7 +31,9 @@ class OpenSlideFile:
             raise SheafStainError(
                 f"{path}: cannot be opened as a slide ({error}); copy or download it again"
             ) from error
+        self.handle.set_cache(openslide.OpenSlideCache(_CACHE))
         self._lock = threading.Lock()
+        self._downsamples = self.handle.level_downsamples  # a spoilt handle would not even say these
         colour = self.handle.properties.get("openslide.background-color", "FFFFFF")
         self._background = np.array([int(colour[k : k + 2], 16) for k in (0, 2, 4)], np.uint16)
 
@@ -56,8 +59,7 @@ class OpenSlideFile:
 
     def read(self, level: int, window: Window) -> Rows:
         """A window of a level on the background; OpenSlideError when it holds damage."""
-        scale = self.handle.level_downsamples[level]
-        place = (round(window.x * scale), round(window.y * scale))
+        place = (round(window.x * self._downsamples[level]), round(window.y * self._downsamples[level]))
         used = self.handle
         try:
             image = used.read_region(place, level, (window.w, window.h))
@@ -65,6 +67,7 @@ class OpenSlideFile:
             with self._lock:
                 if self.handle is used:
                     self.handle = openslide.OpenSlide(self.path)
+                    self.handle.set_cache(openslide.OpenSlideCache(_CACHE))
             with openslide.OpenSlide(self.path) as fresh:
                 image = fresh.read_region(place, level, (window.w, window.h))
         rgba = np.asarray(image)

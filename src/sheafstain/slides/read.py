@@ -255,11 +255,11 @@ class _Stored:
 
 
 def _stored(path: Path, head: bytes, strict: bool) -> _Stored:
-    if head.startswith((b"\x89PNG", b"\xff\xd8\xff")):
-        return _Stored(read_header(path).format, [ArrayLevel(read_image(path))], None)
     import openslide
 
-    vendor = openslide.OpenSlide.detect_format(path)
+    vendor = openslide.OpenSlide.detect_format(path)  # asked first: the .mrxs of a MIRAX slide is a JPEG image
+    if vendor is None and head.startswith((b"\x89PNG", b"\xff\xd8\xff")):
+        return _Stored(read_header(path).format, [ArrayLevel(read_image(path))], None)
     if head.startswith(_TIFF) and vendor in _OWN_TIFF:
         return _stored_tiff(path, strict, vendor)
     if vendor is None:

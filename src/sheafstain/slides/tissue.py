@@ -95,7 +95,7 @@ def _tissue(picture: Rows, cell: float) -> NDArray[np.bool_]:
     most = np.maximum(np.maximum(red, green), blue)
     tint = most - np.minimum(np.minimum(red, green), blue)
     ink = (red > 0.35) & (red > 1.7 * green)
-    ink = ndimage.maximum_filter(ink, 5)  # with its thin rim
+    ink = np.asarray(ndimage.maximum_filter(ink, 5), bool)  # with its thin rim
     sure = (most > _SURE) & ((tint > _TINT) | (most > 3 * _SURE)) & ~ink
     faint = (most > _FAINT) & (tint > _TINT) & ~ink
     mask = _touching(sure | faint, sure)
