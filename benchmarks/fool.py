@@ -7,8 +7,9 @@ outputs are scored. Into WORK go the images and the reports (a run that was stop
 row for each output and metric, with p, the chance of a difference from the truth as large as that where there is none.
 
 LPIPS and DISTS need the published weights. The Fréchet and kernel distances are taken, by the suite's own functions, of
-AlexNet features of images shrunk as for FID: the weights of FID-Inception cannot be had everywhere, and what is shown
-of the distances holds for any network. They are called FD and KD, because they are not FID and KID.
+the encoder that ships with the package, and of AlexNet features of images shrunk as for FID: the weights of
+FID-Inception cannot be had everywhere, and what is shown of the distances holds for any network. They are called FD and
+KD, because they are not FID and KID.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sheafstain.device import cores
-from sheafstain.metrics.distribution import Features, fid, kid
+from sheafstain.metrics.distribution import EncoderFeatures, Features, fid, kid
 from sheafstain.metrics.inception import shrink
 from sheafstain.metrics.protocol import choose
 from sheafstain.metrics.report import Report
@@ -38,6 +39,7 @@ from sheafstain.metrics.suite import Suite
 from sheafstain.metrics.tables import shown
 from sheafstain.metrics.texts import csv_text
 from sheafstain.metrics.weights import by_id, load
+from sheafstain.sheaf.encoders import load_encoder
 from sheafstain.slides.image import write_image
 from sheafstain.whole import write_whole
 
@@ -46,8 +48,10 @@ LIGHT = ("psnr", "ssim", "seam", "chromogen")
 DISTS_OF = 4  # images: a pair of 512² takes a core six seconds
 SWAPS = 999
 HEAD = ("output", "metric", "better", "value", "std", "low", "high", "n", "preferred_to_truth", "p")
+ENCODER = "phantom-small"  # ships with the package, trained on phantoms
 Row = list[object]
 Rows = NDArray[Any]
+Network = Callable[[Tensor], Tensor]  # images [b, 3, h, w] to features [b, d]
 
 
 def write_images(work: Path, fields: Sequence[Field]) -> None:
@@ -88,7 +92,8 @@ def _rows(report: Report, truth: Report) -> Iterator[Row]:
         if result.key == "dab-p90-r" and result.value is not None:
             real = np.array([image.sides["dab-p90"]["real"] for image in report.images])
             columns = (np.array(each.column("dab-p90")) for each in (report, truth))
-            p = swapped(lambda rows, real=real: float(pearson(rows, real)), *columns)
+            alike = ((column - column.mean()) / column.std() for column in columns)  # r does not see scale: nor may p
+            p = swapped(lambda rows, real=real: float(pearson(rows, real)), *alike)
         elif result.key in report.images[0].values and result.better != "none":
             against = paired(truth.column(result.key), report.column(result.key), result.better)
             preferred = (against.wins + against.ties / 2) / max(against.n, 1)
@@ -112,7 +117,7 @@ def swapped(statistic: Callable[[Rows], float], pred: Rows, truth: Rows) -> floa
     return (1 + larger) / (1 + SWAPS)
 
 
-def distances(fields: Sequence[Field], network: nn.Module) -> Iterator[Row]:
+def distances(fields: Sequence[Field], network: Network, suffix: str = "") -> Iterator[Row]:
     """A row for each output and distance of sets."""
     real = collected(features(network, (field.ihc for field in fields)))
     of = {o.key: features(network, (o.make(fields, i) for i in range(len(fields)))).numpy() for o in OUTPUTS}
@@ -123,8 +128,8 @@ def distances(fields: Sequence[Field], network: nn.Module) -> Iterator[Row]:
                 return scale * distance(collected(torch.from_numpy(rows)), real)
 
             value, p = statistic(rows), swapped(statistic, rows, of["truth"])
-            print(f"{output}: {key} {shown(value)}, p {p:.3f}", flush=True)
-            yield [output, key, "lower", value, "", "", "", len(fields), "", p]
+            print(f"{output}: {key}{suffix} {shown(value)}, p {p:.3f}", flush=True)
+            yield [output, f"{key}{suffix}", "lower", value, "", "", "", len(fields), "", p]
 
 
 class Alexnet(nn.Module):
@@ -146,7 +151,7 @@ class Alexnet(nn.Module):
         return functional.relu(self.features((x - mean) / std)).mean((2, 3))
 
 
-def features(network: nn.Module, images: Iterable[np.ndarray]) -> Tensor:
+def features(network: Network, images: Iterable[np.ndarray]) -> Tensor:
     return torch.cat([network(tensor(image)) for image in images])
 
 
@@ -171,6 +176,7 @@ def main() -> None:
     fields = [Field.draw(specimen) for specimen in specimens(arguments.count)]
     write_images(arguments.work, fields)
     rows = list(scored(arguments.work, arguments.weights))
+    rows += distances(fields, EncoderFeatures(load_encoder(ENCODER, device="cpu")), "-encoder")
     if arguments.weights is not None:
         rows += distances(fields, Alexnet(arguments.weights))
     write_whole(DOCS / "metrics.csv", csv_text(HEAD, rows).encode())

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fool import DOCS, Alexnet, Row, collected, features, tensor
+from fool import DOCS, Alexnet, Network, Row, collected, features, tensor
 from outputs import OUTPUTS, SIDE, Field, blurred, specimens
-from torch import Tensor, nn
+from torch import Tensor
 
 from sheafstain.metrics import chromogen, fidelity
 from sheafstain.metrics.distribution import fid, kid
@@ -48,7 +48,7 @@ def by_blur(fields: Sequence[Field]) -> Iterator[Row]:
             yield [f"{key} by blur", name, sigma, float(np.mean(values))]
 
 
-def by_count(fields: Sequence[Field], network: nn.Module, side: int = 128, draws: int = 40) -> Iterator[Row]:
+def by_count(fields: Sequence[Field], network: Network, side: int = 128, draws: int = 40) -> Iterator[Row]:
     """Distances between two halves of one pile of crops: nothing differs but the chance of the draw."""
     crops = [
         field.ihc[y : y + side, x : x + side]

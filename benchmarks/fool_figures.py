@@ -34,6 +34,8 @@ METRICS = {  # key: name in figures, digits
     "dists": ("DISTS ↓", 3),
     "fd": ("FD ↓", 2),
     "kd": ("KD×10³ ↓", 1),
+    "fd-encoder": ("FD enc. ↓", 2),
+    "kd-encoder": ("KD enc. ↓", 1),
     "ts": ("TS ↓", 4),
     "seam-excess": ("excess →0", 4),
     "dab-r": ("DAB-r ↑", 3),
@@ -49,14 +51,14 @@ METRICS = {  # key: name in figures, digits
 }
 GROUPS = {
     "likeness": ("psnr", "ssim", "lpips", "dists"),
-    "sets": ("fd", "kd"),
+    "sets": ("fd", "kd", "fd-encoder", "kd-encoder"),
     "seams": ("ts", "seam-excess"),
     "chromogen": tuple(key for key in METRICS if key.startswith("dab") or key in ("iod", "miod", "fod")),
 }
 STRIPS = {  # picture: the metrics in it, one strip each
     "psnr": ("psnr", "ssim"),
     "perceptual": ("lpips", "dists"),
-    "sets": ("fd", "kd"),
+    "sets": ("fd", "fd-encoder"),
     "seams": ("ts", "seam-excess"),
     "dab_r": ("dab-r",),
     "histograms": ("dab-kl", "dab-jsd"),

@@ -207,28 +207,26 @@ def command(data: str, out: str, count: str) -> None:
 
 
 def long(count: int) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
     with tempfile.TemporaryDirectory() as scratch:
         data = Path(scratch)
         write_many(data, count)
-        first = 0.0
-        for case, images, kill_at in (
-            ("a tenth", count // 10, 0),
-            ("all", count, 0),
-            ("killed", count, count // 2),
-            ("the same again", count, 0),
-        ):
-            print(f"{case} …", flush=True)
-            out = data / ("killed" if case == "the same again" else case.replace(" ", "-"))
-            found = score_many(data, out, images, kill_at)
-            fresh, first = found["measured"] - (first if case == "the same again" else 0), found["measured"]
-            row: dict[str, object] = {"case": case, "images": images, "measured": int(fresh)}
-            row |= {"per_s": fresh / found["seconds"], "core_s": found.get("cpu", 0) / fresh if "cpu" in found else ""}
-            rows.append(row | {"peak_mb": found.get("peak_mb", "")})
-        same = len({(data / out / "report.csv").read_bytes() for out in ("all", "killed")}) == 1
-    if not same:
-        raise RuntimeError("the killed run ended with other values than the one that was left alone")
-    return rows
+        runs = {"a tenth": score_many(data, data / "few", count // 10), "all": score_many(data, data / "all", count)}
+        killed = score_many(data, data / "killed", count, kill_at=count // 2)
+        again = score_many(data, data / "killed", count)
+        again["measured"] -= killed["measured"]
+        runs |= {"killed": killed, "the same again": again}
+        if (data / "all" / "report.csv").read_bytes() != (data / "killed" / "report.csv").read_bytes():
+            raise RuntimeError("the killed run ended with other values than the one that was left alone")
+    return [
+        {
+            "case": case,
+            "measured": int(run["measured"]),
+            "per_s": run["measured"] / run["seconds"],
+            "core_s": run["cpu"] / run["measured"] if "cpu" in run else "",
+            "peak_mb": run.get("peak_mb", ""),
+        }
+        for case, run in runs.items()
+    ]
 
 
 def main() -> None:
