@@ -75,7 +75,7 @@ def test_trained_gone_on_with_exported_and_used(configured: Configured, tmp_path
     assert same(tensors_of(whole), tensors_of(part))
 
     model = load_model(tmp_path / "part" / "model", device="cpu")
-    assert (model.config.stain, model.config.mpp, model.conditioning) == ("IHC", 0.5, "lattice")
+    assert (model.config.stain, model.config.mpp, model.conditioning) == ("IHC", None, "lattice")
     assert model.config.encoder == "random-tiny" and model.config.width == 192
     trained = tensors_of(whole)
     assert all(

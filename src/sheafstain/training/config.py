@@ -37,7 +37,7 @@ class DataConfig:
     split_file
         A split by slide in place of the folders' own (``sheafstain data check --write-split``).
     mpp
-        Pixel size of the images in µm, which the model will state.
+        Pixel size of the images in µm, which the model will state; none if nobody knows.
     window
         Side of the training windows, in px.
     """
@@ -48,13 +48,13 @@ class DataConfig:
     train: str = "train"
     held_out: str | None = "val"
     split_file: str | None = None
-    mpp: float = 0.5
+    mpp: float | None = None
     window: int = 256
 
     def __post_init__(self) -> None:
         if self.window < 96 or self.window % 16:
             raise ValueError(f"data.window is a multiple of 16 of at least 96 px, not {self.window}")
-        if not 0 < self.mpp < 100:
+        if self.mpp is not None and not 0 < self.mpp < 100:
             raise ValueError(f"data.mpp is a pixel size in µm, not {self.mpp}")
 
 

@@ -19,6 +19,7 @@ from sheafstain.methods.sheafstain import Tokens
 from sheafstain.sheaf.cache import CacheKey, SectionCache, image_hash, image_id
 from sheafstain.sheaf.cover import NEAREST
 from sheafstain.sheaf.encoders import Encoder, load_encoder
+from sheafstain.sheaf.registry import ENCODERS
 from sheafstain.sheaf.section import encode_sections
 from sheafstain.slides.image import image_size, read_image
 from sheafstain.training.batches import Batches
@@ -96,6 +97,10 @@ def fingerprint(records: Sequence[Record]) -> str:
     return hashlib.sha256("\n".join(map(image_id, records)).encode()).hexdigest()[:16]
 
 
+def _is_random(encoder: str) -> bool:
+    return any(entry.random for entry in ENCODERS if entry.id == encoder)
+
+
 class Conditions:
     """The sections of a training: from the cache, completed if need be, or from the encoder in every step.
 
@@ -128,7 +133,7 @@ class Conditions:
     def facts(self) -> EncoderFacts:
         if self._encoder is None and self._cache is not None:
             key = self._cache.key
-            return EncoderFacts(key.encoder, key.weights_hash, key.width, key.encoder.startswith("random-"))
+            return EncoderFacts(key.encoder, key.weights_hash, key.width, _is_random(key.encoder))
         return EncoderFacts(self.encoder.id, self.encoder.weights_hash, self.encoder.width, self.encoder.entry.random)
 
     def complete(self, records: Sequence[Record], progress: Progress) -> None:

@@ -78,7 +78,7 @@ the H&E, not what an antibody would have bound. Look at the defect map beside ev
 | | |
 | --- | --- |
 | method | {title} |
-| input | H&E, RGB, {model.mpp:g} µm per pixel |
+| input | H&E, RGB, {f"{model.mpp:g} µm per pixel" if model.mpp else "pixel size not known"} |
 | output | {model.stain}, same size and place |
 | sections from | {encoder} |
 | trained on | {facts.get("images", 0)} pairs ({facts.get("layout", "pairs")}, split {config.data.train}) |

@@ -78,7 +78,6 @@ class Loop:
     def take_step(self) -> None:
         """One step of every turn."""
         batch, draw = self._batch(self.step, self.seen)
-        torch.manual_seed(int(draw.seeds("layers", 1)))  # for layers that draw by themselves (dropout)
         self._learn(self.method.parts)
         state = self.method.begin(batch, draw)
         for turn in self.method.turns:

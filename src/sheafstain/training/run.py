@@ -24,6 +24,7 @@ from sheafstain.datasets.records import Record
 from sheafstain.errors import SheafStainError
 from sheafstain.methods.engine import Engine
 from sheafstain.methods.registry import find_method
+from sheafstain.metrics.protocol import versions
 from sheafstain.training import config as configs
 from sheafstain.training import data, provenance
 from sheafstain.training.checkpoint import Checkpoints, Header, read_checkpoint
@@ -116,7 +117,8 @@ class _Run:
                 raise SheafStainError(
                     f"{last}: does not fit these networks ({' '.join(str(error).split())})"
                 ) from error
-            self.figures, self.best = header.figures, header.best
+            self.figures = header.figures
+            self.best = header.best if header.config["watch.best"] == config.watch.best else None
         self._tell_start(len(records), last)
 
     def go(self) -> Outcome:
@@ -237,7 +239,7 @@ def _facts(
         "images": len(records),
         "records": data.fingerprint(records),
         "held_out": len(held_out),
-        "versions": provenance.versions(),
+        "versions": versions(),
         "revision": provenance.revision(),
     }
     if conditions is not None:

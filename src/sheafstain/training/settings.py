@@ -134,7 +134,7 @@ def as_flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def as_yaml(config: Any) -> str:
-    return yaml.safe_dump(as_tree(config), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(as_tree(config), sort_keys=False)  # escaped: PyYAML loses some line breaks otherwise
 
 
 def _build(cls: Any, prefix: str, table: Table, kinds: Mapping[str, Any], names: list[str]) -> Any:
