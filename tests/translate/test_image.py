@@ -20,8 +20,8 @@ from sheafstain.sheaf.defect import pair_energy
 from sheafstain.sheaf.glue import Kind, glue
 from sheafstain.sheaf.refine import refine
 from sheafstain.sheaf.section import Section
-from sheafstain.translate.gluing import Gluing
 from sheafstain.translate.image import ArraySink
+from sheafstain.translate.measuring import Measuring
 from sheafstain.translate.pipeline import run
 from sheafstain.translate.pixels import ArraySource, Pixels
 from sheafstain.translate.plan import Plan
@@ -136,9 +136,9 @@ def part(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     plan = Plan(protocol, Size(*image.shape[:2]), region, **options)
     sink = ArraySink(region.size, protocol.samples)
-    gluing = Gluing(plan, region, sink)
-    run(ArraySource(image), stainer.model, stainer.encoder, gluing, batch=stainer.batch, band=band)
-    return sink.pixels, sink.defect, gluing.energy.energies
+    measuring = Measuring(plan, region, sink)
+    run(ArraySource(image), stainer.model, stainer.encoder, measuring, batch=stainer.batch, band=band)
+    return sink.pixels, sink.defect, measuring.energy.energies
 
 
 WAYS = [("none", "dense"), ("lattice", "whole"), *((conditioning, "refined") for conditioning in CONDITIONINGS)]

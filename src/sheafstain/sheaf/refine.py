@@ -19,7 +19,6 @@ from functools import lru_cache
 
 import numpy as np
 from scipy.fft import dctn, idctn
-from scipy.stats import rankdata
 
 from sheafstain.sheaf.cover import Lattice, cut
 from sheafstain.window import CELL, Window
@@ -84,7 +83,9 @@ class Refinement:
         y, x = self.begins[0], self._columns[0].lattice[0]
         bottom, right = self._bands[-1].stop + lattice.side, self._columns[-1].stop + lattice.side
         self.view = image.overlap(Window(y, x, bottom - y, right - x))  # the pixels that it wants
-        self._grey: list[np.ndarray] = []  # R+G+B of the rows from _top on, uint16: exact, whatever the bands
+        most = max(band.stop + lattice.side - band.lattice[0] for band in self._bands)
+        # R+G+B of the rows from _top on, as many as a block has: exact, whatever the bands.
+        self._grey = np.empty((min(most, self.view.h), self.view.w), np.uint16)
         self._top = y
         self.held = 0  # rows in memory
         self._placed: list[Window] = []  # extras near enough to matter to the next block
@@ -93,21 +94,30 @@ class Refinement:
         """The next rows ``[n, w, 3]`` uint8; returns the windows of the blocks that they complete."""
         if rows.ndim != 3 or rows.dtype != np.uint8 or rows.shape[1] != self.view.w:
             raise ValueError(f"rows must be uint8 [n, {self.view.w}, 3], not {rows.dtype} {rows.shape}")
-        self._grey.append(rows[..., 0].astype(np.uint16) + rows[..., 1] + rows[..., 2])
-        self.held += len(rows)
         chosen: list[Window] = []
+        while len(rows) and self._bands:
+            taken = rows[: len(self._grey) - self.held]
+            rows = rows[len(taken) :]
+            grey = self._grey[self.held : self.held + len(taken)]
+            np.add(taken[..., 0], taken[..., 1], out=grey, dtype=np.uint16)
+            grey += taken[..., 2]
+            self.held += len(taken)
+            self._choose(chosen)
+        return chosen
+
+    def _choose(self, chosen: list[Window]) -> None:
+        """The windows of all blocks whose rows are there, and room for the next rows."""
         while self._bands:
             band = self._bands[0]
             if self._top + self.held < min(band.stop + self.lattice.side, self.lattice.size.h):
                 break
             self._bands.pop(0)
-            grey = np.concatenate(self._grey)
             for column in self._columns:
-                chosen += self._block(grey, band, column)
-            keep = self._bands[0].lattice[0] - self._top if self._bands else len(grey)
-            self._grey, self._top, self.held = [grey[keep:].copy()], self._top + keep, len(grey) - keep
+                chosen += self._block(self._grey[: self.held], band, column)
+            keep = self._bands[0].lattice[0] - self._top if self._bands else self.held
+            self._grey[: self.held - keep] = self._grey[keep : self.held]
+            self._top, self.held = self._top + keep, self.held - keep
             self._placed = [w for w in self._placed if w.bottom > self._top]
-        return chosen
 
     @property
     def decided(self) -> int:
@@ -163,7 +173,8 @@ def _greedy(
     """Starts (y, x) by falling priority 2·|rank − ½|, each ≥ 112 px from the others; ties: stronger, then raster."""
     i, j = np.nonzero(allowed)
     y, x, power = ys[i], xs[j], energy[i, j]
-    extreme = np.abs(2 * rankdata(power) - (len(power) + 1))  # 2·|rank − ½| in whole numbers: ties are ties
+    _, tied, count = np.unique(power, return_inverse=True, return_counts=True)
+    extreme = np.abs(2 * count.cumsum() - count - len(power))[tied]  # 2·|rank − ½| in whole numbers: ties share a rank
     order = np.lexsort((-power, -extreme))
     y, x = y[order], x[order]
     free = np.ones(len(y), bool)

@@ -33,7 +33,7 @@ logging.getLogger("tifffile").addHandler(logging.NullHandler())  # else it print
 _AGAIN = "copy or download it again"
 _PIECE = 128  # rows at least in a piece: strips of one row would be lost in bookkeeping
 _JPEG, _NONE = 7, 1  # TIFF compressions
-_APERIO_YCC = 33003  # JPEG 2000 whose components tifffile hands on unconverted
+_APERIO_YCC = 33003  # JPEG 2000 of YCbCr in SVS, which tifffile hands on unconverted; of RGB elsewhere
 _MINISWHITE, _GREY, _RGB, _PALETTE, _YCBCR = 0, 1, 2, 3, 6  # TIFF photometrics
 _CODECS_GIVE_RGB = frozenset({_JPEG, 50001, 34927})  # JPEG and WebP, which store YCbCr
 _COARSEST = 20.0  # µm: a resolution tag that says more is a print size (1200 dpi is 21 µm)
@@ -98,7 +98,7 @@ class TiffLevel:
                 if pixels.shape[0] < inside.h or pixels.shape[1] < inside.w:
                     raise ValueError(f"{pixels.shape[1]}×{pixels.shape[0]} pixels instead of {inside.size}")
                 return pixels
-            if not self._page.is_svs:  # left out on purpose: there is nothing (Aperio leaves none out)
+            if not self._page.parent.is_svs:  # left out on purpose: there is nothing (Aperio leaves none out)
                 return np.full((1, 1, 3), 255, np.uint8).repeat(tile.h, 0).repeat(tile.w, 1)
             reason: object = "it has no data"
         except OSError:  # the disk, not the tile
@@ -159,7 +159,9 @@ class TiffLevel:
         samples = page.samplesperpixel <= (4 if page.photometric in (_RGB, _YCBCR) else 2)
         if not known or not samples or page.bitspersample != 8 or (page.planarconfig == 2 and page.samplesperpixel > 1):
             raise UnusualTiffError
-        if page.compression == _APERIO_YCC or page.imagedepth > 1 or page.tags.valueof(274, 1) != 1:  # turned
+        unconverted = page.compression == _APERIO_YCC and page.parent.is_svs
+        turned = page.tags.valueof(274, 1) != 1
+        if unconverted or turned or page.imagedepth > 1:
             raise UnusualTiffError
         if self._tile.area > MAX_PIXELS:
             raise SheafStainError(

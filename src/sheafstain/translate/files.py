@@ -168,14 +168,14 @@ class FileSink:
             self._open = opening.pop_all()
         return self
 
-    def rows(self, rows: Finished) -> None:
-        made = {"stain": rows.pixels, "defect": rows.map}
+    def rows(self, top: int, rows: Finished, coded: np.ndarray) -> None:
+        made = {"stain": rows.pixels, "defect": coded}
         if rows.spread is not None:
             made["spread"] = maps.encode(rows.spread)
         for kind, writer in self._writers.items():
-            known = min(max(writer.done - rows.window.y, 0), rows.window.h)  # from before, and the same
+            known = min(max(writer.done - top, 0), rows.window.h)  # from before, and the same
             if known < rows.window.h:
-                writer.rows(np.ascontiguousarray(made[kind][known:]))
+                writer.rows(made[kind][known:])
 
     def settled(self, progress: Callable[[], Progress], *, stopped: bool) -> None:
         if self._state is not None and (stopped or time.monotonic() - self._saved >= EVERY):

@@ -46,8 +46,8 @@ class ArraySink:
         self.defect = np.empty((size.h, size.w), np.float32)
         self.spread = np.empty((size.h, size.w), np.float32) if samples > 1 else None
 
-    def rows(self, rows: Finished) -> None:
-        here = rows.window.slices
+    def rows(self, top: int, rows: Finished, coded: np.ndarray) -> None:
+        here = slice(top, top + rows.window.h)
         self.pixels[here], self.defect[here] = rows.pixels, rows.defect
         if self.spread is not None and rows.spread is not None:
             self.spread[here] = rows.spread

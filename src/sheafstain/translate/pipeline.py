@@ -1,6 +1,6 @@
-"""One translation: rows are decoded, windows translated and the output glued at the same time.
+"""One translation: rows are decoded, windows translated, glued, measured and written at the same time.
 
-    decode ──bands──▶ compute ──windows──▶ glue, measure, write
+    decode ──bands──▶ compute ──windows──▶ glue ──rows──▶ measure and write
 
 The queues are short, so memory grows with the width of the image and never with its height. Computing is done by the
 calling thread, which is the one that Ctrl-C interrupts.
@@ -13,13 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sheafstain.translate.conditioning import StainEncoder, conditioned
-from sheafstain.translate.gluing import Gluing
+from sheafstain.translate.gluing import glue
+from sheafstain.translate.measuring import Measuring
 from sheafstain.translate.pixels import Pixels, Source, decode
 from sheafstain.translate.protocol import Translator
 from sheafstain.translate.stages import Stages
 from sheafstain.translate.windows import translate
 
-BANDS, BATCHES = 8, 4  # that wait between the stages
+BANDS, BATCHES, ROWS = 4, 2, 2  # that wait between the stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Timing:
     decode: float
     compute: float
     glue: float
+    write: float
     windows: int
 
 
@@ -37,19 +39,20 @@ def run(
     source: Source,
     model: Translator,
     encoder: StainEncoder | None,
-    gluing: Gluing,
+    measuring: Measuring,
     *,
     batch: int,
     band: int | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> Timing:
-    """Translate what the plan of ``gluing`` asks for; ``advance`` is called with the number of windows just done."""
-    plan = gluing.plan
+    """Translate what the plan of ``measuring`` asks for; ``advance`` is called with the number of windows just done."""
+    plan = measuring.plan
     began = time.perf_counter()
     with Stages() as stages:
-        bands, translated = stages.channel(BANDS), stages.channel(BATCHES)
+        bands, translated, rows = (stages.channel(room) for room in (BANDS, BATCHES, ROWS))
         stages.start("decode", lambda: decode(source, plan, bands, band))
-        stages.start("glue", lambda: gluing.run(translated))
+        stages.start("glue", lambda: glue(plan, translated, rows))
+        stages.start("write", lambda: measuring.run(rows))
         pixels = Pixels(plan, bands, model.device)
         ready = conditioned(plan, pixels, encoder)
         count = translate(model, plan.protocol, ready, pixels, translated, batch, advance)
@@ -58,6 +61,7 @@ def run(
         total=time.perf_counter() - began,
         decode=stages.seconds["decode"] - bands.put_waited,
         compute=computed - bands.got_waited - translated.put_waited,
-        glue=stages.seconds["glue"] - translated.got_waited,
+        glue=stages.seconds["glue"] - translated.got_waited - rows.put_waited,
+        write=stages.seconds["write"] - rows.got_waited,
         windows=count,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from sheafstain.translate.plan import Plan
 from sheafstain.translate.stages import Channel
 from sheafstain.window import Size, Window
 
-BAND = 2**24  # bytes: about as much is decoded at a time, in at most 256 rows
+BAND = 2**23  # bytes: about as much is decoded at a time, in at most 256 rows
 
 
 class Source(Protocol):
@@ -89,7 +89,10 @@ class Pixels:
         self._frame = plan.frame
         self._image = Window.of(plan.size)
         self._coming = iter(bands)
-        self._bands: deque[tuple[int, Tensor]] = deque()  # first row, pixels [n, w, 3] over the width of the frame
+        # First row, and pixels [n, w, 3] over the width of the frame. On a CPU they stay NumPy arrays, which are copied
+        # in this thread: torch would call all cores together for each of them, which other stages keep busy.
+        self._bands: deque[tuple[int, Any]] = deque()
+        self._on_cpu = device.type == "cpu"
         self._bottom = self._frame.y
         self._floor = self._frame.y
         self._hole = (0, 0)
@@ -109,12 +112,13 @@ class Pixels:
         self._extras = [w for w in self._extras if w.y >= until]
         return found
 
-    def cut(self, windows: Sequence[Window]) -> Tensor:
-        """Pixels of windows of one size on the device: uint8 [n, h, w, 3]."""
+    def cut(self, windows: Sequence[Window], out: Tensor | None = None) -> Tensor:
+        """Pixels of windows of one size on the device: uint8 [n, h, w, 3], in ``out`` where it is given."""
         self.need(max(window.bottom for window in windows))
-        h, w = windows[0].h, windows[0].w
-        out = torch.empty((len(windows), h, w, 3), dtype=torch.uint8, device=self.device)
-        for pixels, window in zip(out, windows, strict=True):
+        if out is None:
+            shape = (len(windows), windows[0].h, windows[0].w, 3)
+            out = torch.empty(shape, dtype=torch.uint8, device=self.device)
+        for pixels, window in zip(out.numpy() if self._on_cpu else out, windows, strict=True):
             columns = slice(window.x - self._frame.x, window.right - self._frame.x)
             missing = window.h
             for y, band in self._bands:
@@ -137,7 +141,7 @@ class Pixels:
         self._hole = (start, stop)
         self._bands = deque(band for band in self._bands if not self._skipped(*band))
 
-    def _skipped(self, top: int, rows: Tensor | np.ndarray) -> bool:
+    def _skipped(self, top: int, rows: Any) -> bool:
         bottom = top + len(rows)
         return bottom <= self._floor or (self._hole[0] <= top and bottom <= self._hole[1])
 
@@ -166,9 +170,12 @@ class Pixels:
         if beyond > 0:
             # As ``cover.cut`` mirrors the whole: the frame is wider than what lies beyond the border.
             rows = cut(rows, Window(0, 0, len(rows), rows.shape[1] + beyond))
+        self._bands.append((top, rows if self._on_cpu else self._uploaded(rows)))
+
+    def _uploaded(self, rows: np.ndarray) -> Tensor:
         if not rows.flags.writeable or not rows.flags.c_contiguous:
             rows = rows.copy()  # torch has no read-only tensors
-        self._bands.append((top, torch.from_numpy(rows).to(self.device, non_blocking=True)))
+        return torch.from_numpy(rows).to(self.device, non_blocking=True)
 
     def _mirror(self) -> None:
         """Rows beyond the lower border, as ``cover.cut`` mirrors them."""
@@ -176,5 +183,5 @@ class Pixels:
         index = np.arange(self._bottom, self._frame.bottom) % (2 * h)
         wanted = np.minimum(index, 2 * h - 1 - index).tolist()
         rows = [next(band[y - first] for first, band in self._bands if first <= y < first + len(band)) for y in wanted]
-        self._bands.append((self._bottom, torch.stack(rows)))
+        self._bands.append((self._bottom, np.stack(rows) if self._on_cpu else torch.stack(rows)))
         self._bottom = self._frame.bottom

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from sheafstain.sheaf import crops
 from sheafstain.sheaf.cover import Lattice
 from sheafstain.sheaf.glue import Kind
@@ -33,6 +35,10 @@ class Piece:
     @classmethod
     def window(cls, window: Window, kind: Kind = "lattice") -> Piece:
         return cls(window, window, kind)
+
+    def kept(self, made: np.ndarray) -> np.ndarray:
+        """Of the pixels [h, w, 3] that were made those that count."""
+        return made if self.keep == self.read else made[self.keep.within(self.read).slices]
 
 
 @dataclass(frozen=True, slots=True)

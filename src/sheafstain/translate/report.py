@@ -16,7 +16,7 @@ from sheafstain import __version__
 from sheafstain.slides.write import NOTICE
 from sheafstain.translate import maps
 from sheafstain.translate.conditioning import StainEncoder
-from sheafstain.translate.gluing import Gluing
+from sheafstain.translate.measuring import Measuring
 from sheafstain.translate.pipeline import Timing
 from sheafstain.translate.protocol import StainProtocol, Translator
 from sheafstain.window import Window
@@ -26,7 +26,7 @@ _PACKAGES = ("torch", "timm", "numpy", "scipy", "pillow", "imagecodecs", "tifffi
 
 
 def report(
-    gluing: Gluing,
+    measured: Measuring,
     timing: Timing,
     model: Translator,
     encoder: StainEncoder | None,
@@ -39,23 +39,24 @@ def report(
 
     ``seconds`` of all runs together, where an earlier one was stopped.
     """
-    protocol = gluing.plan.protocol
+    protocol = measured.plan.protocol
     return {
         "notice": NOTICE,
         "input": source,
-        "output": {"size": [gluing.region.w, gluing.region.h], "place": _place(gluing.region)},
+        "output": {"size": [measured.region.w, measured.region.h], "place": _place(measured.region)},
         "model": about_model(model),
         "encoder": about_encoder(protocol, encoder),
         "protocol": protocol.as_dict(),
-        "windows": {**gluing.windows, "translated_by_this_run": timing.windows},
-        "defect": _defect(gluing),
-        "energy": _energy(gluing),
+        "windows": {**measured.windows, "translated_by_this_run": timing.windows},
+        "defect": _defect(measured),
+        "energy": _energy(measured),
         "damaged": [_place(window) for window in damaged],
         "seconds": {
             "total": round(timing.total if seconds is None else seconds, 3),
             "decode": round(timing.decode, 3),
             "compute": round(timing.compute, 3),
-            "glue and write": round(timing.glue, 3),
+            "glue": round(timing.glue, 3),
+            "write": round(timing.write, 3),
         },
         "peak_memory_mb": _peak_memory(model.device),
         "device": _device(model.device),
@@ -91,9 +92,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _defect(gluing: Gluing) -> dict[str, Any]:
+def _defect(measured: Measuring) -> dict[str, Any]:
     """RMS values on the [0, 1] scale; ``worst`` are 256-px squares."""
-    tally, worst = gluing.tally, gluing.areas.worst()
+    tally, worst = measured.tally, measured.areas.worst()
     return {
         "defined": _number(tally.defined),
         "rms": _root(tally.mean),
@@ -106,9 +107,9 @@ def _defect(gluing: Gluing) -> dict[str, Any]:
     }
 
 
-def _energy(gluing: Gluing) -> dict[str, Any]:
-    summary = gluing.energy.summary().as_dict()
-    worst = gluing.energy.worst
+def _energy(measured: Measuring) -> dict[str, Any]:
+    summary = measured.energy.summary().as_dict()
+    worst = measured.energy.worst
     return {key: _number(value) for key, value in summary.items()} | {
         "worst_overlap": None if worst is None else _place(worst)
     }

@@ -15,7 +15,7 @@ from sheafstain.slides.read import Slide, View, open_slide
 from sheafstain.slides.tissue import TissueMask
 from sheafstain.translate import report as reports
 from sheafstain.translate.files import WORTH_KEEPING, FileSink, Outputs, State, differences
-from sheafstain.translate.gluing import Gluing
+from sheafstain.translate.measuring import Measuring
 from sheafstain.translate.pipeline import Timing, run
 from sheafstain.translate.plan import Plan
 from sheafstain.translate.protocol import StainProtocol
@@ -149,10 +149,10 @@ def stain_file(
             workers=workers,
             damaged=lambda: _within(opened.view.damaged, opened.region),
         ) as sink:
-            gluing, timing = _translate(stainer, opened, protocol, sink, start)
-            sink.checkpoint(gluing.progress())
+            measuring, timing = _translate(stainer, opened, protocol, sink, start)
+            sink.checkpoint(measuring.progress())
         report = reports.report(
-            gluing,
+            measuring,
             timing,
             model,
             stainer.encoder,
@@ -173,22 +173,22 @@ def _translate(
     protocol: StainProtocol,
     sink: FileSink,
     start: Callable[[int, Size], Callable[[int], None]] | None,
-) -> tuple[Gluing, Timing]:
+) -> tuple[Measuring, Timing]:
     region, view = opened.region, opened.view
     tissue = None if protocol.glass or view.size.area < GLASS_FROM else TissueMask.of(view)
     row = sink.before.row if sink.before else 0
     target = Window(region.y + row, region.x, region.h - row, region.w)
     left = Window(min(target.y, region.bottom - 1), region.x, max(target.h, 1), region.w)
     plan = Plan(protocol, view.size, left, tissue)
-    gluing = Gluing(plan, region, sink, sink.before)
+    measuring = Measuring(plan, region, sink, sink.before)
     if target.empty:  # stopped between its last row and its files' appearance
-        return gluing, Timing(0, 0, 0, 0, 0)
+        return measuring, Timing(0, 0, 0, 0, 0, 0)
     advance = None
     if start is not None:
         advance = start(sum(len(group.lattice) for group in plan.groups()), region.size)
     encoder = stainer.encoder if protocol.conditioning != "none" else None
-    timing = run(SlideSource(view), stainer.model, encoder, gluing, batch=stainer.batch, advance=advance)
-    return gluing, timing
+    timing = run(SlideSource(view), stainer.model, encoder, measuring, batch=stainer.batch, advance=advance)
+    return measuring, timing
 
 
 def _present(outputs: Outputs, identity: Mapping[str, Any]) -> Written | None:

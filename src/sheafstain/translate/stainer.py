@@ -14,8 +14,8 @@ from sheafstain.methods.model import Model, load_model
 from sheafstain.sheaf.encoders import load_encoder
 from sheafstain.translate import report as reports
 from sheafstain.translate.conditioning import StainEncoder
-from sheafstain.translate.gluing import Gluing
 from sheafstain.translate.image import ArraySink, Stained
+from sheafstain.translate.measuring import Measuring
 from sheafstain.translate.pipeline import run
 from sheafstain.translate.pixels import ArraySource, Source
 from sheafstain.translate.plan import Plan
@@ -144,10 +144,10 @@ class Stainer:
         """Translate any source of rows into memory."""
         plan = Plan(protocol, source.size, Window.of(source.size))
         sink = ArraySink(source.size, protocol.samples)
-        gluing = Gluing(plan, plan.target, sink)
-        timing = run(source, self.model, self._encoder_for(protocol), gluing, batch=self.batch, advance=advance)
-        said = reports.report(gluing, timing, self.model, self.encoder, about or {})
-        return Stained(sink.pixels, sink.defect, sink.spread, gluing.energy.energy, said)
+        measuring = Measuring(plan, plan.target, sink)
+        timing = run(source, self.model, self._encoder_for(protocol), measuring, batch=self.batch, advance=advance)
+        said = reports.report(measuring, timing, self.model, self.encoder, about or {})
+        return Stained(sink.pixels, sink.defect, sink.spread, measuring.energy.energy, said)
 
     def protocol(self, **settings: Any) -> StainProtocol:
         """The resolved settings of a translation with this model, as ``StainProtocol.of`` takes them."""

@@ -58,7 +58,7 @@ def translate(
                 send(he)
                 waiting.clear()
             he = torch.empty((size, *shape), dtype=torch.uint8, device=pixels.device)
-        he[len(waiting)] = pixels.cut([item.piece.read])[0]
+        pixels.cut([item.piece.read], out=he[len(waiting) : len(waiting) + 1])
         waiting.append(item)
         count += 1
         if len(waiting) == size:
@@ -77,7 +77,7 @@ def _run(model: Translator, protocol: StainProtocol, ready: list[Ready], he: Ten
     filled = [*ready, *[last] * (len(he) - n)]
     M, c_n = _stack([r.section for r in filled], model.device)
     # Rows, columns, channels seen as channels, rows, columns: "channels last", without a copy.
-    scaled = torch.add(torch.tensor(-1.0, device=he.device), he.permute(0, 3, 1, 2), alpha=1 / 127.5)
+    scaled = _from_bytes(he).permute(0, 3, 1, 2)
     windows = [r.piece.read for r in filled]
     made = []
     for seed in protocol.seeds:
@@ -94,10 +94,25 @@ def _stack(sections: list[Section | None], device: torch.device) -> tuple[Tensor
     return (torch.stack([s.M for s in given]).to(device), torch.stack([s.c_n for s in given]).to(device))
 
 
+def _from_bytes(he: Tensor) -> Tensor:
+    """0 … 255 to [−1, 1]. On a CPU by NumPy, in this thread: see ``Pixels``."""
+    if he.device.type != "cpu":
+        return he.float().mul_(1 / 127.5).sub_(1)
+    scaled = he.numpy().astype(np.float32)
+    scaled *= np.float32(1 / 127.5)
+    scaled -= 1
+    return torch.from_numpy(scaled)
+
+
 def _to_bytes(ihc: Tensor) -> Tensor:
     """[−1, 1] to 0 … 255, rounded to nearest."""
-    scaled = torch.add(torch.tensor(127.5, device=ihc.device), ihc, alpha=127.5)
-    return scaled.round_().clamp_(0, 255).to(torch.uint8, memory_format=torch.contiguous_format)
+    if ihc.device.type != "cpu":
+        scaled = ihc.float().mul(127.5).add_(127.5).round_().clamp_(0, 255)
+        return scaled.to(torch.uint8, memory_format=torch.contiguous_format)
+    values = np.multiply(ihc.float().numpy(), np.float32(127.5), order="C")
+    values += np.float32(128)  # and cut off: half up, where halves are no more likely than anything else
+    np.clip(values, 0, 255, out=values)
+    return torch.from_numpy(values.astype(np.uint8))
 
 
 def _download(made: list[Tensor]) -> Callable[[], list[np.ndarray]]:
