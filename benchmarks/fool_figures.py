@@ -67,6 +67,7 @@ STRIPS = {  # picture: the metrics in it, one strip each
     "p90": ("dab-p90-r",),
 }
 SHOWN = 6  # outputs in a strip
+COUNTS = (4, 8, 16, 32, 64, 128, 256)  # images, marked on an axis
 SURE = 0.05  # p from which a metric has not told two outputs apart
 RED, AMBER, GREEN, GREY, INK = "#c0392b", "#c98a12", "#2e7d4f", "#8a8f98", "#20242b"
 
@@ -281,35 +282,36 @@ def kind(output: str) -> str:
 
 def draw_curves(path: Path) -> None:
     curves = read_curves()
-    figure, axes = plt.subplots(1, 4, figsize=(15, 3.7), layout="constrained")
+    figure, axes = plt.subplots(1, 5, figsize=(16.5, 3.5), layout="constrained")
     for ax, key, label in ((axes[0], "psnr", "PSNR, dB"), (axes[1], "dab-r", "DAB-r")):
-        series = curves[f"{key} by blur"]
-        for i, (name, (x, y)) in enumerate(series.items()):
+        for i, (name, (x, y)) in enumerate(curves[f"{key} by blur"].items()):
             last = name == "next section"
-            shade = mpl.colormaps["Blues"](0.35 + 0.13 * i)
-            ax.plot(x, y, color=RED if last else shade, lw=2.4 if last else 1.6, label=name)
+            colour = RED if last else mpl.colormaps["Blues"](0.35 + 0.13 * i)
             best = int(np.argmax(y))
-            ax.plot(x[best], y[best], "o", color=RED if last else shade, ms=7, mec="white", mew=1)
-        ax.set(xscale="symlog", xlabel="blur of the perfect output, σ in px", title=f"{label}: the best blur is marked")
+            ax.plot(x, y, color=colour, lw=2.4 if last else 1.6, label=name)
+            ax.plot(x[best], y[best], "o", color=colour, ms=7, mec="white", mew=1)
+        ax.set(xscale="symlog", xlabel="blur of the perfect output, σ in px", title=f"{label}: dots at the best blur")
         ax.set_xticks((0, 1, 2, 4, 8, 16), ("0", "1", "2", "4", "8", "16"))
-    axes[0].legend(fontsize=7.5, frameon=False, title="reference", title_fontsize=8)
-    if "fd by count" in curves:
-        for i, (name, (x, y)) in enumerate(curves["fd by count"].items()):
-            axes[2].plot(x, y, color=(INK, RED)[i], lw=2, label=f"FD, {name}")
-            _, kernel = curves["kd by count"][name]
-            axes[2].plot(x, kernel, "--", color=(INK, RED)[i], lw=1.4, label=f"KD×10³, {name}")
-        axes[2].axhline(0, color=GREY, lw=0.8)
-        axes[2].set(xscale="log", xlabel="images in each set", title="FD is biased, KD is not (256 features)")
-        axes[2].set_xticks(x, [f"{v:g}" for v in x])
-        axes[2].minorticks_off()
-        axes[2].legend(fontsize=7.5, frameon=False)
+    axes[0].set_ylim(top=36)
+    axes[0].legend(fontsize=7.5, frameon=False, title="reference", title_fontsize=8, ncols=2, loc="upper right")
+    for ax, key, label in ((axes[2], "fd", "FD, biased"), (axes[3], "kd", "KD×10³, unbiased")):
+        for colour, (name, (x, y)) in zip((INK, RED), curves.get(f"{key} by count", {}).items(), strict=False):
+            _, std = curves[f"{key} by count, std"][name]
+            ax.plot(x, y, color=colour, lw=2, label=name)
+            ax.fill_between(x, y - std, y + std, color=colour, alpha=0.13, lw=0)
+        ax.axhline(0, color=GREY, lw=0.8)
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(COUNTS, [str(count) for count in COUNTS])
+        ax.set(xlabel="images in each set", title=f"{label} (± std of 40 draws)")
+        ax.legend(fontsize=7.5, frameon=False)
     colours = {"aligned truth": GREEN, "the H&E itself": "#7a4b94", "plain brown": "#a5682a", "DAB elsewhere": RED}
     for name, (x, y) in curves["dice by threshold"].items():
-        axes[3].plot(x, y, color=colours[name], lw=2, label=name)
-    axes[3].axvline(0.1, color=GREY, lw=0.9, ls=":")
-    axes[3].set(ylim=(0, 1), xlabel="DAB above which a pixel is positive", title="Dice: 0.1 tells little apart")
-    axes[3].legend(fontsize=7.5, frameon=False)
+        axes[4].plot(x, y, color=colours[name], lw=2, label=name)
+    axes[4].axvline(0.1, color=GREY, lw=0.9, ls=":")
+    axes[4].set(ylim=(0, 1), xlabel="DAB above which a pixel is positive", title="Dice: 0.1 tells little apart")
+    axes[4].legend(fontsize=7.5, frameon=False)
     for ax in axes:
+        ax.minorticks_off()
         ax.spines[["top", "right"]].set_visible(False)
         ax.tick_params(labelsize=8)
         ax.title.set_size(9.5)

@@ -257,7 +257,6 @@ def free() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-        torch._dynamo.reset()
 
 
 if __name__ == "__main__":
