@@ -1,4 +1,4 @@
-"""What to compute on: which device, and how many cores."""
+"""What to compute on: which device, how many cores, and how numbers get there."""
 
 from __future__ import annotations
 
@@ -27,3 +27,8 @@ def choose_device(name: str | torch.device | None) -> torch.device:
         return torch.empty(0, device=device).device  # with its number: "cuda" is not equal to "cuda:0"
     except (RuntimeError, AssertionError) as error:  # an unknown word; a device this build or machine does not have
         raise UsageError(f"there is no device {str(name)!r} here ({str(error).splitlines()[0]})") from error
+
+
+def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on its way: a GPU that is still busy with what came before is not waited for."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

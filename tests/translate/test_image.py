@@ -190,6 +190,19 @@ def test_samples_are_seeds_and_their_mean_and_variance_those_of_numpy():
     assert alone[0].spread is None
 
 
+@pytest.mark.parametrize("ahead", [0, 3, 100])
+def test_crops_that_windows_have_in_common_are_encoded_once(ahead: int):
+    """The paper's image: 121 crops on the lattice; around the 34 windows 439, of which some are the same."""
+    image, size = drawn(1024, 1024), Size(1024, 1024)
+    lattice = Lattice.over(size)
+    around = [c for w in (*lattice, *refine(image, lattice)) for c in crops.neighborhood(w, size, 0)]
+    assert 121 < len(set(around)) < len(around) < 544
+    for conditioning, count in (("lattice", 121), ("neighborhood", len(set(around)))):
+        encoder = MeanEncoder(ahead=ahead)
+        Stainer(Identity(conditioning=conditioning), encoder, batch=17).stain(image)
+        assert encoder.encoded == count
+
+
 @pytest.mark.parametrize("conditioning", CONDITIONINGS)
 def test_glass_costs_nothing_and_is_grey(conditioning: str):
     image = drawn(1500, 500)

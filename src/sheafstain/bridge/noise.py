@@ -13,13 +13,16 @@ shapes differ in the last bit of a float32 at most, and hardly ever.
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from sheafstain.device import upload
 from sheafstain.window import Window
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -61,27 +64,41 @@ def noise_field(
         )
     size = sizes.pop()
     device = torch.device(device) if device is not None else seeds.device
-    corners = torch.tensor([(window.y, window.x) for window in windows], device=device)
-    y = corners[:, :1, None] + torch.arange(size.h, device=device)[:, None]  # [n, h, 1]
-    x = corners[:, 1:, None] + torch.arange(size.w, device=device)  # [n, 1, w]
+    corners = upload(torch.tensor([(window.y, window.x) for window in windows]), device)
+    place = torch.full((), step & WORD, device=device)
     seeds = seeds.to(device)
+    if device.type == "cuda":
+        return _fused()(corners, seeds, place, size.h, size.w, channels)
     # On a CPU window by window: the words of one then stay in the processor's cache.
-    at_once = 1 if device.type == "cpu" else len(seeds)
     out = torch.empty(len(seeds), channels, size.h, size.w, device=device)
-    for start in range(0, len(seeds), at_once):
-        part = slice(start, start + at_once)
-        for block in range(0, channels, 4):
-            words = philox(_counter(x[part], y[part], step, block // 4), _key(seeds[part, None, None]))
-            for channel, values in enumerate(_normal(words, min(channels - block, 4)), block):
-                out[part, channel] = values
+    for k in range(len(seeds)):
+        out[k] = _field(corners[k : k + 1], seeds[k : k + 1], place, size.h, size.w, channels)[0]
     return out
+
+
+def _field(corners: Tensor, seeds: Tensor, step: Tensor, h: int, w: int, channels: int) -> Tensor:
+    y = corners[:, :1, None] + torch.arange(h, device=corners.device)[:, None]  # [n, h, 1]
+    x = corners[:, 1:, None] + torch.arange(w, device=corners.device)  # [n, 1, w]
+    key = _key(seeds[:, None, None])
+    made: list[Tensor] = []
+    for block in range(0, channels, 4):
+        words = philox(_counter(x, y, step, block // 4), key)
+        made += [values.float() for values in _normal(words, min(channels - block, 4))]
+    return torch.stack(made, 1)
+
+
+@cache
+def _fused() -> Callable[..., Tensor]:
+    """The field as one kernel where a GPU's compiler is there: in single operations it mostly waits for memory."""
+    return torch.compile(_field, dynamic=False) if importlib.util.find_spec("triton") else _field
 
 
 def latent(seeds: Tensor, width: int, draw: int = 0, device: torch.device | str | None = None) -> Tensor:
     """The latent z ~ N(0, I) of each image: seeds [n] → [n, width], float32; another ``draw`` is another vector."""
     device = torch.device(device) if device is not None else seeds.device
     place = torch.arange(-(-width // 4), device=device)
-    words = philox(_counter(place, torch.tensor(draw, device=device), 0, LATENT), _key(seeds.to(device)[:, None]))
+    which, zero = (torch.full((), number, device=device) for number in (draw, 0))
+    words = philox(_counter(place, which, zero, LATENT), _key(seeds.to(device)[:, None]))
     return torch.stack(_normal(words, 4), dim=-1).float().flatten(1)[:, :width]
 
 
@@ -123,8 +140,8 @@ class FreshNoise:
         return torch.randn(*shape, generator=self.generator, device=self.generator.device)
 
 
-def _counter(x: Tensor, y: Tensor, step: int, block: int) -> Words:
-    return x & WORD, y & WORD, torch.tensor(step & WORD, device=x.device), torch.tensor(block, device=x.device)
+def _counter(x: Tensor, y: Tensor, step: Tensor, block: int) -> Words:
+    return x & WORD, y & WORD, step, torch.full((), block, device=x.device)
 
 
 def _key(seeds: Tensor) -> tuple[Tensor, Tensor]:

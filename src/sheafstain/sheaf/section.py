@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sheafstain.device import upload
 from sheafstain.sheaf import crops as crops_of
 from sheafstain.sheaf.cover import Lattice, cut
 from sheafstain.window import CELL, Size, Window
@@ -63,7 +64,7 @@ class Section:
         total, count = _canvas(h * w, patch.shape[-1], patch.device)
         rows, columns = token_cells(corners, patch.shape[1], pitch)
         cells = (rows - window.y // CELL)[:, :, None] * w + (columns - window.x // CELL)[:, None, :]
-        at = torch.tensor(order, device=patch.device)
+        at = upload(torch.tensor(order), patch.device)
         for part, where in zip(at.split(FOLD), cells.split(FOLD), strict=True):
             _fold(total, count, where.flatten(), patch[part].flatten(0, 1))
         return cls(window, total.view(h, w, -1), count.view(h, w), corners, cls_tokens[at].float(), crops[0].h)
@@ -78,7 +79,9 @@ class Section:
             here, there = inside.within(self.window).cells().slices, inside.within(window).cells().slices
             total[there], count[there] = self.sum[here].float(), self.count[here].int()
         near = _overlapping(self.corners, self.crop, window)
-        return Section(window, total, count, self.corners[near], self.cls[near.to(self.cls.device)].float(), self.crop)
+        return Section(
+            window, total, count, self.corners[near], self.cls[upload(near, self.cls.device)].float(), self.crop
+        )
 
     @property
     def M(self) -> Tensor:  # noqa: N802 (the paper's symbol)
@@ -179,7 +182,7 @@ class SectionStream:
         total = self._sum.view(self._rows, self._columns, -1)[:, span].index_select(0, kept)
         count = self._count.view(self._rows, self._columns)[:, span].index_select(0, kept)
         held = Window(cells.y, cells.x, len(kept), total.shape[1]).pixels()
-        near_cls = cls[near.to(cls.device)]
+        near_cls = cls[upload(near, cls.device)]
         return Section(held, total, count, corners[near], near_cls, self.crop).restrict(window)
 
     def release(self, y: int) -> None:
@@ -194,7 +197,7 @@ class SectionStream:
         if self._corners:
             corners, cls = torch.cat(self._corners), torch.cat(self._cls)
             near = corners[:, 0] + self.crop > top * CELL
-            self._corners, self._cls = [corners[near]], [cls[near.to(cls.device)]]
+            self._corners, self._cls = [corners[near]], [cls[upload(near, cls.device)]]
 
     @property
     def held(self) -> int:
@@ -245,10 +248,13 @@ def _fold(total: Tensor, count: Tensor, cells: Tensor, tokens: Tensor) -> None:
     order = np.argsort(where, kind="stable")
     begins = np.flatnonzero(np.diff(where[order], prepend=-1))
     turn = np.arange(len(where)) - np.repeat(begins, np.diff(begins, append=len(where)))
-    at = cells.to(total.device)
-    for k in range(int(turn.max()) + 1):
-        chosen = torch.from_numpy(order[turn == k]).to(total.device)
-        total.index_add_(0, at[chosen], tokens[chosen].to(total.dtype))
+    chosen = order[np.argsort(turn, kind="stable")]  # pass after pass, sent at once
+    at, rows = upload(torch.from_numpy(np.stack([where[chosen], chosen])), total.device)
+    start = 0
+    for length in np.bincount(turn).tolist():
+        part = slice(start, start + length)
+        total.index_add_(0, at[part], tokens[rows[part]].to(total.dtype))
+        start += length
     count.index_add_(0, at, torch.ones_like(at, dtype=count.dtype))
 
 

@@ -1,14 +1,14 @@
 """The pieces of a plan in the order in which they are translated, each with its cut of the section (D1).
 
 ``lattice``: the encoder walks over the slide once, in bands, just ahead of the windows. ``neighborhood``: each window
-has crops of its own. The encoder reads ahead as far as it takes to fill its batches. Crops that no window sees, over
-glass, are not encoded, and rows that nobody sees are not held.
+has crops around it; those of several windows are encoded once. The encoder reads ahead as far as it takes to fill its
+batches. Crops that no window sees, over glass, are not encoded, and rows that nobody sees are not held.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +19,9 @@ from sheafstain.sheaf import crops as crops_of
 from sheafstain.sheaf.section import Section, SectionStream, TokenEncoder
 from sheafstain.translate.pixels import Pixels
 from sheafstain.translate.plan import Group, Piece, Plan
-from sheafstain.window import CELL, Window
+from sheafstain.window import CELL, Size, Window
+
+HEAD = 8  # windows of a group whose crops are sent to the encoder at once
 
 
 class StainEncoder(TokenEncoder, Protocol):
@@ -68,12 +70,6 @@ def _extras(group: Group, pixels: Pixels, plan: Plan) -> list[Piece]:
     if plan.protocol.cover != "refined":
         return []
     return [Piece.window(window, "extra") for window in pixels.extras(group.until)]
-
-
-def _lattice_first(group: Group, pixels: Pixels, plan: Plan) -> Iterator[Piece]:
-    """The windows of a group that are known before its extra windows are chosen come first."""
-    yield from group.lattice
-    yield from _extras(group, pixels, plan)
 
 
 def _lattice(plan: Plan, pixels: Pixels, encoder: StainEncoder) -> Iterator[Ready]:
@@ -125,7 +121,7 @@ class _Walk:
             self._pixels.skip(seen, chosen[0].y)
             seen = chosen[0].bottom
             self._sent.append((tuple(c.within(self._frame) for c in chosen), following - self._frame.y))
-            yield self._pixels.cut(chosen)
+            yield self._pixels.cut(chosen, chosen[0].size)
 
     def _wanted(self, crop: Window) -> bool:
         """Every crop that meets a window, and a few more: whatever lies in a window that meets the crop, counts."""
@@ -135,20 +131,73 @@ class _Walk:
 
 
 def _neighborhood(plan: Plan, pixels: Pixels, encoder: StainEncoder) -> Iterator[Ready]:
-    sent: deque[tuple[Ready, list[Window]]] = deque()
+    sent: deque[tuple[Ready, list[Window], list[Window]]] = deque()  # with its crops, and those of them at the encoder
+    shared = _Shared()
 
     def around() -> Iterator[Tensor]:
         seen = 0
         for group in plan.groups():
             pixels.skip(seen, group.top - crops_of.STRIDE)
-            for piece in _lattice_first(group, pixels, plan):
-                crops = crops_of.neighborhood(piece.read, plan.size, plan.protocol.seed, crop=encoder.crop)
-                seen = max(seen, piece.read.bottom, *(c.bottom for c in crops))
-                sent.append((Ready(piece, None, group.top), crops))
-                yield pixels.cut(crops)
+            for complete in (False, True):
+                # The encoder gets work before the extra windows are known: on a GPU both are found at once.
+                head, tail = group.lattice[:HEAD], group.lattice[HEAD:]
+                pieces = [*tail, *_extras(group, pixels, plan)] if complete else head
+                found = [
+                    crops_of.neighborhood(p.read, plan.size, plan.protocol.seed, crop=encoder.crop) for p in pieces
+                ]
+                shared.expect(found, complete)
+                for piece, crops in zip(pieces, found, strict=True):
+                    seen = max(seen, piece.read.bottom, *(c.bottom for c in crops))
+                    new = shared.new(crops)
+                    sent.append((Ready(piece, None, group.top), crops, new))
+                    yield pixels.cut(new, Size(encoder.crop, encoder.crop))
 
     for tokens in encoder.encode(around()):
-        ready, crops = sent.popleft()
+        ready, crops, new = sent.popleft()
         pixels.release(ready.floor - crops_of.STRIDE)
-        section = Section.of(crops, tokens.patch, tokens.cls, encoder.pitch).restrict(ready.piece.read)
+        patch, cls = shared.tokens(crops, new, tokens.patch, tokens.cls)
+        section = Section.of(crops, patch, cls, encoder.pitch).restrict(ready.piece.read)
         yield Ready(ready.piece, section, ready.floor)
+
+
+class _Shared:
+    """Crops that windows have in common are encoded once; their tokens are kept for the others."""
+
+    def __init__(self) -> None:
+        self._wanted: Counter[Window] = Counter()  # how often, by windows that do not have its tokens yet
+        self._complete = True  # whether all windows of the group are known
+        self._sent: set[Window] = set()
+        self._kept: dict[Window, tuple[Tensor, Tensor]] = {}
+
+    def expect(self, crops: Iterable[list[Window]], complete: bool) -> None:
+        """These windows are the next ones; ``complete``: those of the next group are not known, and far away."""
+        for some in crops:
+            self._wanted.update(some)
+        self._complete = complete
+        if complete:
+            self._forget([c for c in self._sent if not self._wanted[c]])
+
+    def new(self, crops: list[Window]) -> list[Window]:
+        """Those that have to be encoded, each once."""
+        new = [c for c in dict.fromkeys(crops) if c not in self._sent]
+        self._sent.update(new)
+        return new
+
+    def tokens(self, crops: list[Window], new: list[Window], patch: Tensor, cls: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens of all ``crops`` of a window, whose ``new`` ones have ``patch`` [n, t, d] and ``cls`` [n, d]."""
+        known = self._kept | {c: (patch[k], cls[k]) for k, c in enumerate(new)}
+        self._wanted.subtract(crops)
+        for c in new:
+            if self._wanted[c] or not self._complete:
+                self._kept[c] = patch[new.index(c)].clone(), cls[new.index(c)].clone()  # not all of its batch
+        if self._complete:
+            self._forget([c for c in crops if not self._wanted[c]])
+        if new == crops:
+            return patch, cls
+        return torch.stack([known[c][0] for c in crops]), torch.stack([known[c][1] for c in crops])
+
+    def _forget(self, crops: Iterable[Window]) -> None:
+        for c in crops:
+            self._sent.discard(c)
+            self._kept.pop(c, None)
+            del self._wanted[c]

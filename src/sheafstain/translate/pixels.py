@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sheafstain.device import upload
 from sheafstain.sheaf.cover import cut
 from sheafstain.translate.plan import Plan
 from sheafstain.translate.stages import Channel
@@ -112,12 +113,14 @@ class Pixels:
         self._extras = [w for w in self._extras if w.y >= until]
         return found
 
-    def cut(self, windows: Sequence[Window], out: Tensor | None = None) -> Tensor:
-        """Pixels of windows of one size on the device: uint8 [n, h, w, 3], in ``out`` where it is given."""
-        self.need(max(window.bottom for window in windows))
-        if out is None:
-            shape = (len(windows), windows[0].h, windows[0].w, 3)
-            out = torch.empty(shape, dtype=torch.uint8, device=self.device)
+    def cut(self, windows: Sequence[Window], size: Size) -> Tensor:
+        """Pixels of windows of one size, if any, on the device: uint8 [n, h, w, 3]."""
+        out = torch.empty((len(windows), size.h, size.w, 3), dtype=torch.uint8, device=self.device)
+        return self.cut_into(out, windows)
+
+    def cut_into(self, out: Tensor, windows: Sequence[Window]) -> Tensor:
+        """The same in ``out``."""
+        self.need(max((window.bottom for window in windows), default=0))
         for pixels, window in zip(out.numpy() if self._on_cpu else out, windows, strict=True):
             columns = slice(window.x - self._frame.x, window.right - self._frame.x)
             missing = window.h
@@ -175,7 +178,7 @@ class Pixels:
     def _uploaded(self, rows: np.ndarray) -> Tensor:
         if not rows.flags.writeable or not rows.flags.c_contiguous:
             rows = rows.copy()  # torch has no read-only tensors
-        return torch.from_numpy(rows).to(self.device, non_blocking=True)
+        return upload(torch.from_numpy(rows), self.device)
 
     def _mirror(self) -> None:
         """Rows beyond the lower border, as ``cover.cut`` mirrors them."""

@@ -24,6 +24,7 @@ from sheafstain.translate.slide import Written, stain_file
 from sheafstain.window import Size, Window
 
 GPU_BATCH, CPU_BATCH = 17, 8  # windows; the 34 of a 1024² image are two batches: one is glued during the other
+GPU_CROPS = 64  # at the encoder: the 121 crops of a 1024² image are two batches, the 432 around its windows seven
 
 
 class Stainer:
@@ -174,7 +175,14 @@ def _encoder(
     config = model.config
     if model.conditioning == "none" or config.encoder is None:
         return None
-    encoder = load_encoder(path or config.encoder, device=model.device, dtype=dtype, compile=compile, download=download)
+    encoder = load_encoder(
+        path or config.encoder,
+        device=model.device,
+        dtype=dtype,
+        compile=compile,
+        batch=GPU_CROPS if model.device.type == "cuda" else None,
+        download=download,
+    )
     if config.encoder_hash not in (None, encoder.weights_hash):
         raise SheafStainError(
             f"{config.name}: was trained with the encoder {config.encoder} of hash {str(config.encoder_hash)[:12]}; "

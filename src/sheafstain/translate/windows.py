@@ -58,7 +58,7 @@ def translate(
                 send(he)
                 waiting.clear()
             he = torch.empty((size, *shape), dtype=torch.uint8, device=pixels.device)
-        pixels.cut([item.piece.read], out=he[len(waiting) : len(waiting) + 1])
+        pixels.cut_into(he[len(waiting) : len(waiting) + 1], [item.piece.read])
         waiting.append(item)
         count += 1
         if len(waiting) == size:
