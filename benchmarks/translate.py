@@ -1,9 +1,8 @@
-"""How fast is an image or a slide translated, and in how much memory?
+"""How fast is the whole path from slide to slide, and in how much memory?
 
-    python benchmarks/translate.py                  the whole path with a model that returns what it gets
-    python benchmarks/translate.py --gpu            one 1024² image and a slide with networks of the paper's size
-    python benchmarks/translate.py --cpu            one 1024² image with networks of the embedded size
+    python benchmarks/translate.py
 
+The model is one that returns what it gets: with real networks see ``stain.py``.
 The whole path is what ``sheafstain stain`` does: JPEG tiles of a slide are decoded, windows cut, translated and glued,
 stain and defect map encoded with all levels of their pyramids. Each case runs in a process of its own, so that the peak
 of its memory is its own; it includes Python and PyTorch. The best of ``--repeat`` runs counts. What MONAI, TIAToolbox
@@ -146,8 +145,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="without the slide of half a gigapixel")
-    parser.add_argument("--gpu", action="store_true")
-    parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
