@@ -23,6 +23,7 @@ from sheafstain.slides.image import read_image, write_image
 from sheafstain.slides.read import open_slide
 from sheafstain.slides.write import open_writer
 from sheafstain.translate import files, maps, slide
+from sheafstain.translate import stainer as of_stainer
 from sheafstain.translate.files import Outputs
 from sheafstain.translate.stainer import Stainer
 from sheafstain.window import Resolution, Size, Window
@@ -106,6 +107,18 @@ def test_the_pixel_size_of_the_model_is_met(tmp_path: Path):
     with open_slide(source) as opened:
         place = opened.view(Resolution(0.5), region=region).window
     assert np.array_equal(read_image(tmp_path / "part.png"), read_image(tmp_path / "out.png")[place.slices])
+
+
+def test_a_file_that_fits_into_memory_is_the_array_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source = write_slide(tmp_path / "in.tif", tissue(700, 640), mpp=0.23)
+    stainer = Stainer(Wobbling())
+    stained = stainer.stain(source)
+    written = stainer.stain_file(source, tmp_path / "out.png")
+    assert np.array_equal(stained.pixels, read_image(tmp_path / "out.png"))
+    assert stained.report["input"] == written.report["input"] and stained.report["input"]["view_mpp"] != 0.23
+    monkeypatch.setattr(of_stainer, "MAX_PIXELS", 90_000)
+    with pytest.raises(UsageError, match=r"in\.tif: is 294×322 px, too large .*; stain_file"):
+        stainer.stain(source)
 
 
 def test_without_a_pixel_size_images_are_taken_as_they_are_and_slides_refused(

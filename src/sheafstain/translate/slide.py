@@ -82,6 +82,20 @@ class Opened:
             raise UsageError(f"{self.slide.path}: neither it nor the model says its µm/px; give it with --mpp")
         return Resolution(mpp)
 
+    def about(self, mpp: float | None) -> dict[str, Any]:
+        """What the report says of the input; ``mpp`` of the view where nothing else tells."""
+        slide, view = self.slide, self.view
+        return {
+            "path": slide.path.name,
+            "format": slide.format,
+            "size": [slide.size.w, slide.size.h],
+            "mpp": None if slide.resolution is None else slide.resolution.mpp,
+            "mpp_assumed": self.assumed,
+            "view": [view.size.w, view.size.h],
+            "view_mpp": mpp if view.resolution is None else view.resolution.mpp,
+            "fingerprint": slide.fingerprint,
+        }
+
 
 def stain_file(
     stainer: Stainer,
@@ -129,16 +143,7 @@ def stain_file(
             return found
         state = State(outputs.state, identity) if size.area > WORTH_KEEPING else None
         resolution = opened.resolution(model.config.mpp)
-        about = {
-            "path": path.name,
-            "format": slide.format,
-            "size": [slide.size.w, slide.size.h],
-            "mpp": None if slide.resolution is None else slide.resolution.mpp,
-            "mpp_assumed": opened.assumed,
-            "view": [opened.view.size.w, opened.view.size.h],
-            "view_mpp": resolution.mpp,
-            "fingerprint": slide.fingerprint,
-        }
+        about = opened.about(resolution.mpp)
         with FileSink(
             outputs,
             size,

@@ -12,6 +12,8 @@ import torch
 from sheafstain.errors import SheafStainError, UsageError
 from sheafstain.methods.model import Model, load_model
 from sheafstain.sheaf.encoders import load_encoder
+from sheafstain.slides.image import MAX_PIXELS
+from sheafstain.slides.read import open_slide
 from sheafstain.translate import report as reports
 from sheafstain.translate.conditioning import StainEncoder
 from sheafstain.translate.image import ArraySink, Stained
@@ -20,7 +22,7 @@ from sheafstain.translate.pipeline import run
 from sheafstain.translate.pixels import ArraySource, Source
 from sheafstain.translate.plan import Plan
 from sheafstain.translate.protocol import Conditioning, Cover, StainProtocol, Translator
-from sheafstain.translate.slide import Written, stain_file
+from sheafstain.translate.slide import Opened, Written, stain_file
 from sheafstain.window import Size, Window
 
 GPU_BATCH, CPU_BATCH = 17, 8  # windows; the 34 of a 1024² image are two batches: one is glued during the other
@@ -79,7 +81,10 @@ class Stainer:
         samples: int = 1,
         advance: Callable[[int], None] | None = None,
     ) -> Stained:
-        """Translate an image that fits into memory: uint8 [h, w, 3], or a file, at the µm/px of the model.
+        """Translate an image that fits into memory: uint8 [h, w, 3] at the µm/px of the model, or a file.
+
+        A file is brought to the µm/px of the model, as by ``stain_file``, which is there for whole slides. A damaged
+        one is an error.
 
         Parameters
         ----------
@@ -91,7 +96,7 @@ class Stainer:
         protocol = self.protocol(
             conditioning=conditioning, cover=cover, nfe=nfe, seed=seed, samples=samples, glass=True
         )
-        pixels, source = _pixels(image)
+        pixels, source = _pixels(image, self.model.config.mpp)
         return self.stain_source(ArraySource(pixels), protocol, source, advance)
 
     def stain_file(
@@ -191,12 +196,14 @@ def _encoder(
     return encoder
 
 
-def _pixels(image: np.ndarray | str | Path) -> tuple[np.ndarray, dict[str, Any]]:
+def _pixels(image: np.ndarray | str | Path, mpp: float | None) -> tuple[np.ndarray, dict[str, Any]]:
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
             raise UsageError(f"an image is uint8 [h, w, 3], RGB, with pixels, not {image.dtype} {list(image.shape)}")
         return image, {"size": [image.shape[1], image.shape[0]]}
-    from sheafstain.slides.image import read_image
-
-    pixels = read_image(image)
-    return pixels, {"path": str(image), "size": [pixels.shape[1], pixels.shape[0]]}
+    with open_slide(image, strict=True) as slide:
+        opened = Opened.of(slide, mpp, None, None)
+        size = opened.view.size
+        if size.area > MAX_PIXELS:
+            raise UsageError(f"{image}: is {size} px, too large to be kept in memory; stain_file writes files")
+        return opened.view.read(), opened.about(mpp)
