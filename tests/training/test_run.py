@@ -192,6 +192,18 @@ def test_the_average_is_what_is_exported(trained: Path, tmp_path: Path):
         export.newest(trained, "7")
 
 
+def test_a_model_that_has_seen_no_tissue_says_so(configured: Configured, pairs: Path, trained: Path, tmp_path: Path):
+    card = (trained / "model" / "README.md").read_text()
+    assert "other scanners, stainers and tissues" in card and "phantoms" not in card
+    assert not load_model(trained / "model", device="cpu").config.synthetic
+    shutil.copytree(pairs, tmp_path / "drawn")
+    (tmp_path / "drawn" / "manifest.json").write_text(json.dumps({"drawing": 1, "items": []}))
+    train(configured(**{"data.root": str(tmp_path / "drawn"), "steps": 1}))
+    assert load_model(tmp_path / "run" / "model", device="cpu").config.synthetic
+    card = (tmp_path / "run" / "model" / "README.md").read_text()
+    assert "it has never seen tissue" in card and "other scanners" not in card
+
+
 @pytest.fixture
 def copied(trained: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "run"))

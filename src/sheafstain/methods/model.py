@@ -42,7 +42,8 @@ class ModelConfig:
     encoder, encoder_hash, stride
         Which sections it was trained with, and the stride of their crops.
     training
-        Data, steps, seed, versions, figures: whatever the training wants to tell.
+        Data, steps, seed, versions, figures: whatever the training wants to tell. ``synthetic`` among it says that
+        its pairs were phantoms.
     """
 
     name: str
@@ -57,6 +58,11 @@ class ModelConfig:
     training: Mapping[str, Any] = field(default_factory=dict)
     version: str = __version__
     format: int = FORMAT
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether it learned from phantoms: what it makes of real tissue means nothing."""
+        return bool(self.training.get("synthetic", False))
 
 
 class Model:
@@ -162,11 +168,14 @@ def load_model(
 def find_model(name_or_path: str | Path, *, download: bool = False) -> Path:
     """The weights file of a model, with ``config.json`` beside it."""
     text = str(name_or_path)
-    if Path(text).expanduser().exists():
-        path = hub.resolve(Path(text).expanduser())
+    given = Path(text).expanduser()
+    bare = hub.locate(text) or hub.locate(text.lower()) if given.name == text else None
+    # A folder of stained images is easily called her2, too: then the name means the model that is here.
+    if given.is_file() or (given / CONFIG).is_file() or (given.exists() and bare is None):
+        path = hub.resolve(given)
     else:
         repo = text if text.count("/") == 1 else None
-        found = hub.locate(text.lower() if repo is None else text, repo)
+        found = bare or (hub.locate(text, repo) if repo else None)
         if found is None and repo is not None and download:
             hub.download(text, repo, CONFIG)
             found = hub.download(text, repo, hub.SAFE)

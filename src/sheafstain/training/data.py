@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from sheafstain.datasets.layouts import open_dataset
+from sheafstain.datasets.phantom.dataset import is_drawn
 from sheafstain.datasets.records import Record
 from sheafstain.errors import SheafStainError, UsageError
 from sheafstain.methods.batch import Needs
@@ -95,6 +96,11 @@ def check_sizes(config: TrainConfig, records: Sequence[Record], neighbours: bool
 def fingerprint(records: Sequence[Record]) -> str:
     """Names a set of records by their ids."""
     return hashlib.sha256("\n".join(map(image_id, records)).encode()).hexdigest()[:16]
+
+
+def synthetic(records: Sequence[Record]) -> bool:
+    """Whether phantoms are among these pairs: the model has to say so to whoever uses it on tissue."""
+    return any(is_drawn(folder) for folder in {record.he.parent for record in records})
 
 
 def _is_random(encoder: str) -> bool:

@@ -63,6 +63,7 @@ def card(model: ModelConfig, config: TrainConfig, header: Header, title: str) ->
         else "Nothing was measured on held-out images during training."
     )
     versions = ", ".join(f"{name} {number}" for name, number in facts.get("versions", {}).items())
+    limits = _SYNTHETIC if model.synthetic else _LIMITS
     average = f", weights averaged with a half-life of {config.optimiser.ema} samples" if config.optimiser.ema else ""
     return f"""---
 library_name: sheafstain
@@ -85,7 +86,7 @@ the H&E, not what an antibody would have bound. Look at the defect map beside ev
 | training | {header.step} steps, {header.samples} windows of {config.data.window} px, batch {config.batch}{average} |
 | made with | {versions}; revision {facts.get("revision") or "of the package"} |
 
-`sheafstain translate IMAGE --model FOLDER` uses it.
+`sheafstain stain IMAGE --model FOLDER -o OUTPUT` uses it.
 
 ## Figures
 
@@ -93,9 +94,14 @@ the H&E, not what an antibody would have bound. Look at the defect map beside ev
 
 ## Limits
 
-Trained on one collection: other scanners, stainers and tissues may look right and be wrong. The licence of the training
-data applies to this model too.
+{limits}
 """
+
+
+_LIMITS = """Trained on one collection: other scanners, stainers and tissues may look right and be wrong. The licence of
+the training data applies to this model too."""
+_SYNTHETIC = """**Trained on phantoms: it has never seen tissue.** Phantoms are procedural pictures of breast-like
+tissue. On a real slide its stain means nothing. For one that does, train on real pairs."""
 
 
 def newest(run: Path, which: str = "last") -> Path:

@@ -238,6 +238,7 @@ def _facts(
         "stain": records[0].stain,
         "images": len(records),
         "records": data.fingerprint(records),
+        "synthetic": data.synthetic(records),
         "held_out": len(held_out),
         "versions": versions(),
         "revision": provenance.revision(),

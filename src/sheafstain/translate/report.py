@@ -73,6 +73,7 @@ def about_model(model: Translator) -> dict[str, Any]:
         "mpp": config.mpp,
         "hash": model.hash,
         "evaluations": model.evaluations,
+        "synthetic": config.synthetic,
     }
 
 

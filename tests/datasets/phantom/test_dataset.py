@@ -17,7 +17,7 @@ import pytest
 
 from sheafstain.datasets.check import check_dataset
 from sheafstain.datasets.layouts import open_dataset
-from sheafstain.datasets.phantom.dataset import pool, write_dataset
+from sheafstain.datasets.phantom.dataset import is_drawn, pool, write_dataset
 from sheafstain.datasets.phantom.phantom import Phantom
 from sheafstain.datasets.phantom.plan import Plan
 from sheafstain.errors import SheafStainError, UsageError
@@ -79,6 +79,17 @@ def test_layouts_are_read_and_found_whole(tmp_path: Path, layout, markers, count
     else:
         slides = {split: {r.slide for r in dataset.records if r.split == split} for split in ("train", "val")}
         assert all(slides.values()) and not slides["train"] & slides["val"]  # no specimen in two splits
+
+
+@pytest.mark.parametrize("layout", ["pairs", "bci", "mist"])
+def test_a_folder_of_images_is_known_to_be_drawn(tmp_path: Path, layout) -> None:
+    write_dataset(tmp_path / "set", plan(layout, train=1, val=0), workers=1)
+    (record,) = open_dataset(tmp_path / "set").records
+    assert is_drawn(record.he.parent)
+    (tmp_path / "real" / "HE" / "train").mkdir(parents=True)
+    assert not is_drawn(tmp_path / "real" / "HE" / "train")
+    (tmp_path / "real" / "manifest.json").write_text('{"items": ["somebody else\'s"]}')
+    assert not is_drawn(tmp_path / "real" / "HE" / "train")
 
 
 def test_the_files_hold_what_the_manifest_says(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from sheafstain.slides.image import write_image
 from sheafstain.whole import whole
 
 MANIFEST = "manifest.json"
+DEPTH = 3  # of the deepest layout: HER2/TrainValAB/trainA
 
 Advance = Callable[[int], None]
 
@@ -55,6 +56,18 @@ def write_dataset(root: Path, plan: Plan, *, workers: int | None = None, advance
             if advance:
                 advance(1)
     return len(missing)
+
+
+def is_drawn(folder: Path) -> bool:
+    """Whether a folder of images belongs to a phantom data set, by the manifest of the set around it."""
+    for around in (folder, *folder.resolve().parents[:DEPTH]):
+        try:
+            content = json.loads((around / MANIFEST).read_bytes())
+        except (OSError, ValueError):
+            continue
+        if isinstance(content, dict) and {"drawing", "items"} <= content.keys():
+            return True
+    return False
 
 
 @contextmanager
