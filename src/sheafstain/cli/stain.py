@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from sheafstain.cli.console import console
+from sheafstain.cli.models import warn_of_synthetic
 from sheafstain.errors import SheafStainError, UsageError
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def stain(
         batch=batch,
         download=download,
     )
+    warn_of_synthetic(stainer.model.config)
     failed: list[str] = []
     for path, target in jobs:
         try:
