@@ -276,6 +276,16 @@ def test_a_stem_without_partner_is_refused_or_named(folders: Path):
     assert len(report.images) == 4 and report.unpaired == (str(lonely),)
 
 
+def test_the_maps_beside_translated_images_are_no_images(folders: Path):
+    names = sorted(path.stem for path in (folders / "pred").iterdir())
+    for kind in ("defect", "spread"):
+        save(folders / "pred" / f"{names[0]}.{kind}.png", tissue(9))
+    save(folders / "pred" / "lonely.defect.png", tissue(9))  # beside no image: one of its own
+    report = run(folders, options={"allow_unpaired": True})
+    assert [image.name for image in report.images] == names
+    assert [Path(path).name for path in report.unpaired] == ["lonely.defect.png"]
+
+
 def test_two_files_of_one_stem_are_refused(folders: Path):
     save(folders / "pred" / "field1.tif", tissue(1))
     with pytest.raises(SheafStainError, match=r"field1\.tif: has the same name as field1\.png"):

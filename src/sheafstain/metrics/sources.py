@@ -30,6 +30,7 @@ RESIZED = "pred and source resized to the size of real, Pillow bicubic (antialia
 WINDOWED = f"windows of {SIDE}² without overlap, in which the real slide has at least {TISSUE:.0%} tissue"
 
 _SLIDES = frozenset({".svs", ".ndpi", ".mrxs", ".scn", ".vms", ".vmu", ".bif", ".tif", ".tiff", ".dcm"})
+_MAPS = (".defect", ".spread")  # of an image of the same name, beside it: ``sheafstain stain`` writes them
 
 Pixels = NDArray[np.uint8]
 
@@ -165,7 +166,7 @@ def _folders(sides: Mapping[str, Path], resize: bool, allow_unpaired: bool) -> L
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
-    """The images right inside a folder; hidden files are none (.DS_Store, half-written ones)."""
+    """The images right inside a folder; hidden files are none (.DS_Store, half-written ones), nor are maps."""
     with os.scandir(folder) as entries:
         paths = sorted(
             Path(entry)
@@ -179,7 +180,7 @@ def _by_stem(folder: Path) -> dict[str, Path]:
         first = found.setdefault(path.stem, path)
         if first is not path:
             raise SheafStainError(f"{path}: has the same name as {first.name} but for its ending; keep one of them")
-    return found
+    return {stem: path for stem, path in found.items() if not (stem.endswith(_MAPS) and Path(stem).stem in found)}
 
 
 def _some(names: Sequence[str], shown: int = 3) -> str:
