@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import resource
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from safetensors.torch import save_file
 
 from sheafstain import hub
 from sheafstain.errors import SheafStainError
+from sheafstain.whole import whole
 
 REPO = "owner/some-model"
 
@@ -341,3 +343,15 @@ def test_a_write_is_whole_or_nothing(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert target.read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_weights_have_the_rights_of_any_file(tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        with whole(tmp_path / "t.safetensors") as part:
+            save_file({"a": torch.zeros(2)}, part)
+        assert os.umask(mask) == mask
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "t.safetensors").stat().st_mode) == mode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,7 @@ def whole(path: Path | str) -> Iterator[Path]:
     part = target.with_name(f".{target.name[:40]}.{secrets.token_hex(6)}.part")
     try:
         yield part
+        _share(part)
         part.replace(target)
     except BaseException as error:
         # Not missing_ok: it does not cover a "folder" of the path that is a file, which must not hide the error itself.
@@ -33,6 +35,14 @@ def whole(path: Path | str) -> Iterator[Path]:
         if isinstance(error, OSError) and error.filename in (None, str(part)):
             error.filename, error.filename2 = str(path), None
         raise
+
+
+def _share(part: Path) -> None:
+    """Give a file the rights of any other that the user writes: safetensors makes its own for the owner alone."""
+    if part.stat().st_mode & 0o777 == 0o600:
+        mask = os.umask(0o077)  # can only be asked by being set; strict meanwhile, for what other threads make
+        os.umask(mask)
+        part.chmod(0o666 & ~mask)
 
 
 def write_whole(path: Path, content: bytes) -> None:
