@@ -1,8 +1,12 @@
-"""Makes ``stain_doubles`` importable for the tests beside it and for the processes that they start."""
+"""Makes ``stain_doubles``, and the slides of ``tests/slides``, importable for the tests beside it.
+
+The first also for the processes that they start.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parent))
+HERE = Path(__file__).parent
+sys.path += [str(HERE), str(HERE.parent / "slides")]
