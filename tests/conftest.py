@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,36 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("mounting a small tmpfs is not permitted here")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
+
+
+class _Balanced(HTMLParser):
+    """Fails where an element is closed that is not the one that is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        self.seen.add(tag)
+        if tag not in ("meta", "img", "input"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture
+def elements_of() -> Callable[[str], set[str]]:
+    """The elements of a page, which has to be well formed and one file that needs no other."""
+
+    def elements_of(html: str) -> set[str]:
+        parser = _Balanced()
+        parser.feed(html)
+        assert parser.open == []
+        assert not parser.seen & {"script", "link", "iframe", "object"}
+        assert all(found.startswith("data:image/jpeg;base64,") for found in re.findall(r'(?:src|href)="([^"]*)"', html))
+        assert not re.search(r"url\(|@import|https?:", html)
+        return parser.seen
+
+    return elements_of

@@ -14,6 +14,10 @@ import sheafstain
 from sheafstain.cli import app
 from sheafstain.errors import SheafStainError, UsageError
 
+COMMANDS = (
+    *("encoders", "sections", "audit", "train", "export", "stain", "models", "demo", "score", "compare", "her2"),
+    "doctor",
+)
 HEAVY = ("torch", "torchvision", "timm", "scipy", "numpy", "PIL", "tifffile", "imagecodecs", "openslide", "matplotlib")
 
 
@@ -54,10 +58,10 @@ print("loaded:", *[name for name in {HEAVY!r} if name in sys.modules])
 def test_every_command_has_a_line_of_help_and_a_page(call):
     code, listed, _ = call("--help")
     assert code == 0
-    for name in ("data", "doctor", "encoders", "sections", "audit"):
+    for name in ("data", *COMMANDS):
         (line,) = [line for line in listed.splitlines() if line.startswith(f"│ {name} ")]
-        assert line.strip("│ ").endswith("."), f"{name} has no line of help"
-    for path in (["data", "check"], ["data", "phantom"], ["doctor"], ["encoders"], ["sections"], ["audit"]):
+        assert line.strip("│ ").endswith((".", "?")), f"{name} has no line of help"
+    for path in (["data", "check"], ["data", "phantom"], *([name] for name in COMMANDS)):
         code, page, _ = call(*path, "--help")
         assert code == 0
         assert page.startswith(f"Usage: sheafstain {' '.join(path)}")

@@ -49,6 +49,7 @@ app.command("sheafstain.cli.audit:audit", group=_SHEAF, help="Measure how far an
 app.command("sheafstain.cli.train:train", group=_TRAIN, help="Train a translator from H&E to a stain.")
 app.command("sheafstain.cli.train:export", group=_TRAIN, help="Write the model of a training, at any checkpoint.")
 app.command("sheafstain.cli.stain:stain", group=_TRANSLATE, help="Translate images and slides, with their defect.")
+app.command("sheafstain.cli.demo:demo", group=_TRANSLATE, help="Stain synthetic tissue and show it on one page.")
 app.command("sheafstain.cli.models:models", group=_TRANSLATE, help="List the translators that are here.")
 app.command("sheafstain.cli.score:score", group=_SCORE, help="Measure stained images against the real stain.")
 app.command("sheafstain.cli.compare:compare", group=_SCORE, help="Hold several scores of the same images together.")

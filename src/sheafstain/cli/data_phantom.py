@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from sheafstain.cli.console import console
+from sheafstain.cli.sizes import parse_size
 from sheafstain.errors import SheafStainError, UsageError
-from sheafstain.window import Resolution, Size
+from sheafstain.window import Resolution
 
 
 def phantom(
@@ -70,7 +70,7 @@ def phantom(
     if seed < 0 or seed >= 2**31:
         raise UsageError(f"--seed is from 0 to {2**31 - 1}, not {seed}")
     if slide is not None:
-        _slide(out, _size(slide, "--slide"), _resolution(mpp), seed, marker, layer, workers)
+        _slide(out, parse_size(slide, "--slide"), _resolution(mpp), seed, marker, layer, workers)
     else:
         _dataset(
             out,
@@ -78,7 +78,7 @@ def phantom(
             train,
             val,
             marker,
-            _size(size, "--size"),
+            parse_size(size, "--size"),
             _resolution(mpp),
             seed,
             fields,
@@ -126,13 +126,6 @@ def _slide(out, size, resolution, seed, marker, layer, workers) -> None:
         write_slide(out, seed, size, resolution, marker=marker[0], layer=layer, workers=workers, advance=advance)
     console.line(f"{out}: {'H&E' if layer == 'he' else marker[0]}, {size} px at {resolution}")
     console.event("slide", path=str(out), layer=layer, width=size.w, height=size.h, mpp=resolution.mpp, seed=seed)
-
-
-def _size(text: str, option: str) -> Size:
-    match = re.fullmatch(r"(\d{1,7})(?:[x×](\d{1,7}))?", text)
-    if match is None or not int(match[1]) or not int(match[2] or match[1]):
-        raise UsageError(f"{option} is WIDTHxHEIGHT in pixels, as 1024x1024, not {text!r}")
-    return Size(int(match[2] or match[1]), int(match[1]))
 
 
 def _resolution(mpp: float) -> Resolution:

@@ -140,7 +140,7 @@ def stain(
     failed: list[str] = []
     for path, target in jobs:
         try:
-            with _progress(path.name) as start, _told(target):
+            with windows_progress(path.name) as start, _told(target):
                 written = stainer.stain_file(
                     path,
                     target,
@@ -234,7 +234,7 @@ def _region(text: str) -> Window:
 
 
 @contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, Size], Callable[[int], None]]]:
+def windows_progress(name: str) -> Iterator[Callable[[int, Size], Callable[[int], None]]]:
     """A bar that begins when the number of windows is known."""
     with ExitStack() as opened:
 

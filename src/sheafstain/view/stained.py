@@ -112,7 +112,7 @@ def reading_section() -> Html:
             element("b", "Undefined is not low. "),
             "Where one window alone covers a pixel nothing was compared. ",
             code("--cover dense"),
-            " compares everywhere, at about twice the price.",
+            " compares everywhere but in the corners of the image, at up to twice the price.",
         ),
     )
 
