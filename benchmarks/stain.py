@@ -45,7 +45,7 @@ PEAK = 790.0  # TFLOP/s of an 8192³ bfloat16 product on one H200
 SIDE = 256
 NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
     "paper": ("prov-gigapath", {}),
-    "embedded": ("phantom-small", {"ngf": 24, "ndf": 24, "blocks": 6}),
+    "embedded": ("phantom-small", {"ngf": 16, "ndf": 32, "blocks": 6}),
 }
 CASES = {"paper protocol": "neighborhood", "lattice": "lattice", "no conditioning": "none"}
 
