@@ -40,3 +40,12 @@ def test_for_people_in_a_pipe(capsys: pytest.CaptureFixture[str]):
     assert "nobody" not in out
     assert err.startswith("reading: 3/3 files, ")
     assert err.count("\n") == 1, "no line for every step"
+
+
+def test_a_long_wait_says_how_long(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with Console().progress("slide.svs (12.0 Mpx)", 40, "windows") as advance:
+        now += 20
+        advance(10)
+    assert capsys.readouterr().err == "slide.svs (12.0 Mpx): 10/40 windows, 20.0 s, about 60 s left\n"

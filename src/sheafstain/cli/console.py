@@ -86,7 +86,8 @@ class Console:
             if self.json:
                 self.event("progress", label=label, done=done, total=total, unit=unit, seconds=round(now - started, 3))
             else:
-                print(f"{label}: {done}/{total} {unit}, {now - started:.1f} s", file=sys.stderr, flush=True)
+                left = f", about {(total - done) / done * (now - started):.0f} s left" if 0 < done < total else ""
+                print(f"{label}: {done}/{total} {unit}, {now - started:.1f} s{left}", file=sys.stderr, flush=True)
 
         return advance
 

@@ -48,8 +48,8 @@ def translate(
     def send(he: Tensor) -> None:
         made = _run(model, protocol, waiting, he)
         out.put(Translated([r.piece for r in waiting], _download(made), waiting[-1].floor))
-        if advance is not None:
-            advance(sum(r.piece.kind == "lattice" for r in waiting))
+        if advance is not None and (done := sum(r.piece.kind == "lattice" for r in waiting)):
+            advance(done)
 
     for item in ready:
         shape = (item.piece.read.h, item.piece.read.w, 3)
