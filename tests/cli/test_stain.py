@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 import torch
 
 from sheafstain.methods.model import Model, ModelConfig, save_model
@@ -130,6 +132,61 @@ def test_a_region_samples_and_formats(tmp_path: Path, plain: Path, call: Call):
     assert (tmp_path / "part.defect.ome.tif").exists() and (tmp_path / "part.json").exists()
 
 
+@pytest.mark.parametrize("suffix", ["tif", "ome.tif", "zarr", "png"])
+def test_every_format_by_option_and_by_name(tmp_path: Path, plain: Path, call: Call, suffix: str):
+    write_image(tmp_path / "in.png", image(256, 300))
+    common = ("stain", tmp_path / "in.png", "-m", plain)
+    assert call(*common, "-o", tmp_path / "by option", "--format", suffix)[0] == 0
+    assert call(*common, "-o", tmp_path / f"named.{suffix}")[0] == 0
+    for folder, stem in ((tmp_path / "by option", "in"), (tmp_path, "named")):
+        names = {f"{stem}.{suffix}", f"{stem}.defect.{suffix}", f"{stem}.json"}
+        assert {path.name for path in folder.iterdir()} - {"in.png", "by option"} == names
+    same = [(tmp_path / name).is_dir() for name in (f"by option/in.{suffix}", f"named.{suffix}")]
+    assert same == [suffix == "zarr"] * 2
+
+
+def test_the_protocol_of_the_paper(tmp_path: Path, conditioned: Path, call: Call):
+    """34 windows on 1024², each with a neighbourhood; a model without conditioning has no such protocol."""
+    write_image(tmp_path / "in.png", image(1024, 1024))
+    output = tmp_path / "out.png"
+    code, out, err = call("stain", tmp_path / "in.png", "-o", output, "-m", conditioned, "--protocol", "paper")
+    assert code == 0 and "34 windows" in out, err
+    report = json.loads(output.with_suffix(".json").read_text())
+    assert report["windows"]["lattice"] == 25 and report["windows"]["extra"] == 9
+    told = report["protocol"]
+    assert (told["conditioning"], told["cover"], told["stride"]) == ("neighborhood", "refined", 192)
+    assert report["energy"]["pairs"] > 72  # those of the lattice and those of the extra windows
+
+
+def test_damage_is_told_and_strict_fails(tmp_path: Path, plain: Path, call: Call):
+    options = {"tile": (256, 256), "photometric": "rgb", "compression": "jpeg"}
+    tifffile.imwrite(tmp_path / "in.tif", image(512, 768), **options)  # type: ignore[arg-type]
+    with tifffile.TiffFile(tmp_path / "in.tif") as tiff:
+        offset = tiff.pages.first.dataoffsets[1]
+    with (tmp_path / "in.tif").open("r+b") as file:
+        file.seek(offset + 2000)
+        file.write(bytes(4096))
+    common = ("stain", tmp_path / "in.tif", "-m", plain)
+    code, out, err = call(*common, "-o", tmp_path / "out.png")
+    assert code == 0 and "out.png: 6 windows" in out
+    assert "1 damaged places of the input are white; see the report" in err
+    assert json.loads((tmp_path / "out.json").read_text())["damaged"] == [[256, 0, 256, 256]]
+    code, _, err = call(*common, "-o", tmp_path / "strict.png", "--strict")
+    assert code == 1 and err.count("\n") == 1 and "in.tif: " in err and "of level 0" in err
+    assert not (tmp_path / "strict.png").exists()
+
+
+def test_a_full_disk_is_one_line(tiny_disk: Path, plain: Path, call: Call):
+    write_image(tiny_disk.parent / "in.png", image(300, 300))
+    code, _, err = call("stain", tiny_disk.parent / "in.png", "-o", tiny_disk / "out.png", "-m", plain)
+    assert code == 1
+    assert (
+        err.splitlines()[-1]
+        == f"sheafstain: {tiny_disk / 'out.png'}: the disk is full; make room or choose another output folder"
+    )
+    assert not any(tiny_disk.iterdir())
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -184,36 +241,38 @@ def test_another_encoder_than_in_training_is_refused(tmp_path: Path, conditioned
     assert code == 1 and "was trained with the encoder random-tiny of hash ffffffffffff" in err
 
 
-def test_stopped_by_a_signal_it_says_that_it_can_go_on(tmp_path: Path, plain: Path):
-    """A slide above 16 Mpx, glass but for its left edge; the signal comes when the first rows are done."""
-    size = Size(20_000, 1024)
-    with open_writer(tmp_path / "in.tif", size, Resolution(0.5), description={}) as writer:
+@pytest.fixture(scope="module")
+def high(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A slide above 16 Mpx, glass but for its left edge."""
+    path, size = tmp_path_factory.mktemp("high") / "in.tif", Size(20_000, 1024)
+    with open_writer(path, size, Resolution(0.5), description={}) as writer:
         band = np.full((500, size.w, 3), 244, np.uint8)
         band[:, :300] = image(500, 300) // 2
         for _ in range(size.h // 500):
             writer.rows(band)
-    command = [
-        sys.executable,
-        "-m",
-        "sheafstain",
-        "stain",
-        tmp_path / "in.tif",
-        "-o",
-        tmp_path / "out.tif",
-        "-m",
-        plain,
-    ]
-    with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True, env=environment()) as process:
+    return path
+
+
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
+def test_stopped_by_a_signal_it_says_that_it_can_go_on(
+    tmp_path: Path, plain: Path, high: Path, call: Call, stop: signal.Signals, code: int
+):
+    """The signal comes when the first rows are done."""
+    arguments = ("stain", high, "-o", tmp_path / "out.tif", "-m", plain)
+    command = [sys.executable, "-m", "sheafstain", *arguments, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         parts = [tmp_path / ".out.tif.state" / kind for kind in ("stain", "defect")]
         deadline = time.monotonic() + 60
         while not all(any(part.glob("level-0.tiles")) and tiles(part) for part in parts):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
-        process.terminate()
+        process.send_signal(stop)
         out, _ = process.communicate(timeout=60)
-    assert process.returncode == 143
+    assert process.returncode == code
     assert "the same command goes on where this one stopped" in out
     assert not (tmp_path / "out.tif").exists() and (tmp_path / ".out.tif.state" / "progress.npz").exists()
+    refused, _, err = call(*arguments, "--seed", "1")
+    assert refused == 1 and "holds an unfinished translation with seed 0 (now 1)" in err and "--overwrite" in err
 
 
 def tiles(part: Path) -> int:
