@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -233,6 +234,35 @@ def test_rows_are_held_no_longer_than_windows_need_them(conditioning: str, monke
         block, ahead = 1152 + 224, {"none": 0, "lattice": 10 * 80, "neighborhood": 10 * 192}[conditioning]
         assert max(held) <= block + ahead + 2 * 64
         held.clear()
+
+
+def test_the_stages_work_at_the_same_time():
+    """Each waits for the next to have begun: one after the other they would wait for ever."""
+    translating, written = threading.Event(), threading.Event()
+
+    class Slow(ArraySource):
+        def rows(self, window: Window, band: int) -> Any:
+            for k, rows in enumerate(super().rows(window, band)):
+                assert k < 4 or translating.wait(20), "nothing was translated before the last row was decoded"
+                yield rows
+
+    class Waiting(Identity):
+        def translate(self, he: Any, *_: Any, **__: Any) -> Any:
+            assert len(self.shapes) < 12 or written.wait(20), "nothing was written before the last window"
+            translating.set()
+            return super().translate(he, *_, **__)
+
+    class Told(ArraySink):
+        def rows(self, *arguments: Any) -> None:
+            written.set()
+            super().rows(*arguments)
+
+    image = drawn(3000, 256)
+    stainer = Stainer(Waiting(tiling=Tiling(side=256, stride=192)), batch=1)
+    plan = Plan(stainer.protocol(glass=True), Size(3000, 256), Window(0, 0, 3000, 256))
+    sink = Told(Size(3000, 256), 1)
+    run(Slow(image), stainer.model, None, Measuring(plan, plan.target, sink), batch=1, band=128)
+    assert np.array_equal(sink.pixels, image) and len(stainer.model.shapes) == 16
 
 
 def test_what_a_model_cannot_do_is_refused():

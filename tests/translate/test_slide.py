@@ -361,3 +361,31 @@ def test_wrong_names_and_places_are_told_before_any_work(tmp_path: Path):
     with pytest.raises(SheafStainError, match="no such file"):
         stainer.stain_file(tmp_path / "none.svs", tmp_path / "out.tif")
     assert [p.name for p in tmp_path.iterdir()] == ["in.tif"]
+
+
+MEASURED = """
+import resource, sys
+from pathlib import Path
+from stain_doubles import Identity
+from sheafstain.translate.stainer import Stainer
+
+Stainer(Identity(), batch=4).stain_file(Path(sys.argv[1]), Path(sys.argv[2]), glass=True, workers=1)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def test_memory_does_not_grow_with_the_height(tmp_path: Path):
+    """Five times as high, 98 MB more of pixels; each in a process of its own."""
+    peaks = []
+    for height in (4096, 20480):
+        source, size = tmp_path / f"{height}.tif", Size(height, 2000)
+        band = tissue(512, size.w)
+        with open_writer(source, size, Resolution(0.5), description={}) as writer:
+            for _ in range(height // 512):
+                writer.rows(band)
+        command = [sys.executable, "-c", MEASURED, source, tmp_path / f"out-{height}.tif"]
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout) / 1024 * (1 / 1024 if sys.platform == "darwin" else 1))
+    assert peaks[1] < peaks[0] + 40, f"{peaks} MB"
