@@ -25,6 +25,7 @@ from sheafstain.metrics.sources import ImageSet, Listing, list_items
 from sheafstain.metrics.state import LOG, differences
 from sheafstain.metrics.suite import Borders, Suite
 from sheafstain.metrics.weights import MissingWeights
+from sheafstain.slides.image import read_image
 from sheafstain.slides.write import open_writer
 from sheafstain.window import Resolution, Size
 
@@ -278,6 +279,10 @@ def test_a_stem_without_partner_is_refused_or_named(folders: Path):
 
 def test_the_maps_beside_translated_images_are_no_images(folders: Path):
     names = sorted(path.stem for path in (folders / "pred").iterdir())
+    with open_writer(folders / "pred" / "tmp.ome.tif", Size(288, 304), Resolution(0.5), description={}) as writer:
+        writer.rows(read_image(folders / "pred" / f"{names[3]}.png"))
+    (folders / "pred" / "tmp.ome.tif").rename(folders / "pred" / f"{names[3]}.ome.tif")
+    (folders / "pred" / f"{names[3]}.png").rename(folders / "pred" / f"{names[3]}.defect.ome.tif")
     for kind in ("defect", "spread"):
         save(folders / "pred" / f"{names[0]}.{kind}.png", tissue(9))
     save(folders / "pred" / "lonely.defect.png", tissue(9))  # beside no image: one of its own

@@ -177,7 +177,7 @@ def _by_stem(folder: Path) -> dict[str, Path]:
         raise SheafStainError(f"{folder}: holds no PNG, JPEG or TIFF image; name the folder that does")
     found: dict[str, Path] = {}
     for path in paths:
-        first = found.setdefault(path.stem, path)
+        first = found.setdefault(path.stem.removesuffix(".ome"), path)
         if first is not path:
             raise SheafStainError(f"{path}: has the same name as {first.name} but for its ending; keep one of them")
     return {stem: path for stem, path in found.items() if not (stem.endswith(_MAPS) and Path(stem).stem in found)}
