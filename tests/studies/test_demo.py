@@ -13,7 +13,7 @@ import torch
 from sheafstain import hub
 from sheafstain.methods.model import ModelConfig, save_model
 from sheafstain.methods.registry import METHODS
-from sheafstain.methods.unsb import UnsbSettings
+from sheafstain.methods.sheafstain import SheafStainSettings
 from sheafstain.slides.image import read_image
 from sheafstain.slides.read import open_slide
 from sheafstain.studies.demo import Files, agreement, dab, marker_of
@@ -36,10 +36,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def save(name: str = "her2", stain: str = "HER2", mpp: float | None = 0.5, *, synthetic: bool = True) -> None:
     torch.manual_seed(0)
-    settings = {"ngf": 4, "blocks": 1, "T": 2}
-    generator = METHODS["unsb"].build_generator(UnsbSettings(**settings), 0)
+    settings = {"ngf": 4, "blocks": 1, "T": 2, "conditioning": "none"}
+    generator = METHODS["sheafstain"].build_generator(SheafStainSettings(**settings), 0)
     told = {"synthetic": synthetic}
-    config = ModelConfig(name=name, method="unsb", stain=stain, mpp=mpp, settings=settings, training=told)
+    config = ModelConfig(name=name, method="sheafstain", stain=stain, mpp=mpp, settings=settings, training=told)
     save_model(hub.shipped_folder() / name, config, generator, f"# {name}")
 
 
@@ -60,7 +60,9 @@ def test_all_of_it(call: Call, elements_of: Elements):
 
     html = Path("demo/report.html").read_text()
     elements_of(html)
-    assert html.count("<img ") >= 9 and "Virtual HER2, demonstrated" in html
+    assert (
+        html.count("<img ") == 4 + 2 + 3 + 3 and "correlate with r = " in html and "Virtual HER2, demonstrated" in html
+    )
     assert "has learned from phantoms alone" in html and err.count("synthetic tissue alone") == 1
     assert "demo/report.html: the page to open" in out and "Research use only" in out
     for line in out.partition("What next:")[2].splitlines():

@@ -44,7 +44,7 @@ FIELD = Size(1024, 1024)
 SLIDE = Size(1024, 1536)
 SLIDE_NFE = 1
 SMALLEST_FIELD, SMALLEST_SLIDE = 256, BLOCK  # px a side: a window, and what a slide is drawn in
-SEED = 1880  # a specimen with all four markers in it; seeds below 2²⁴ are in no training set of the embedded models
+SEED = 2508  # a specimen with all four markers in it; seeds below 2²⁴ are in no training set of the embedded models
 
 METRICS = ("psnr", "ssim", "seam-excess", "dab-r", "dab-jsd", "fod", "dab-iou")  # which need no weights
 SQUARE = 32  # px: side of the squares in which defect and error are compared
