@@ -215,11 +215,16 @@ def test_wrong_inputs(tmp_path: Path, plain: Path, call: Call):
     write_image(tmp_path / "other" / "in.png", image(256, 256))
     (tmp_path / "broken.png").write_bytes((tmp_path / "in.png").read_bytes()[:5000])
     both = (tmp_path / "in.png", tmp_path / "other")
+    kinds = (tmp_path / "kinds" / "a.png", tmp_path / "kinds" / "a.tif")  # of two formats, but of one report
+    kinds[0].parent.mkdir()
+    for path in kinds:
+        write_image(path, image(256, 256))
     for inputs, output, code, said in (
         ((tmp_path / "none.svs",), "out.tif", 1, "none.svs: no such file"),
         ((tmp_path / "empty",), "out", 2, "has no image or slide in it"),
         (both, "out.tif", 2, "is one file, and there are 2 inputs"),
         (both, "out", 2, "would be the output of"),
+        (kinds, "out", 2, "would be the output of"),
         ((tmp_path / "in.png",), ".", 2, "is an input"),
         ((tmp_path / "broken.png",), "out.tif", 1, "truncated or damaged"),
     ):

@@ -158,28 +158,6 @@ def test_samples_have_a_spread(tmp_path: Path):
     assert expected.max() > 0.01
 
 
-def test_a_damaged_tile_is_white_and_listed(tmp_path: Path):
-    image = tissue(1024, 1024)
-    tifffile.imwrite(
-        tmp_path / "in.tif", image, tile=(256, 256), compression="deflate", photometric="rgb",
-        resolution=(2e4, 2e4), resolutionunit="CENTIMETER",
-    )  # fmt: skip
-    with tifffile.TiffFile(tmp_path / "in.tif") as tiff:
-        offset, length = tiff.pages.first.dataoffsets[5], tiff.pages.first.databytecounts[5]
-    with (tmp_path / "in.tif").open("r+b") as file:
-        file.seek(offset)
-        file.write(b"\0" * length)
-    written = Stainer(Identity()).stain_file(tmp_path / "in.tif", tmp_path / "out.png")
-    out = read_image(tmp_path / "out.png")
-    assert written.report["damaged"] == [[256, 256, 256, 256]]
-    assert (out[256:512, 256:512] == 255).all()
-    out[256:512, 256:512] = image[256:512, 256:512]
-    assert np.array_equal(out, image)
-    with pytest.raises(SheafStainError, match=r"in\.tif"):
-        Stainer(Identity()).stain_file(tmp_path / "in.tif", tmp_path / "strict.png", strict=True)
-    assert not (tmp_path / "strict.png").exists()
-
-
 KILLS = 10
 
 
@@ -257,6 +235,18 @@ def test_what_differs_is_named(tmp_path: Path, resumable: None):
     (tmp_path / "out.json").write_text("{}")
     with pytest.raises(SheafStainError, match="no report beside it"):
         Stainer(other).stain_file(source, output)
+
+
+def test_a_report_is_not_written_over_another_file(tmp_path: Path):
+    source = write_slide(tmp_path / "in.tif", tissue(300, 300))
+    (tmp_path / "out.json").write_text('{"outlines": []}')
+    with pytest.raises(SheafStainError, match=r"out\.json: is there, with something else in it; --overwrite"):
+        Stainer(Identity()).stain_file(source, tmp_path / "out.tif")
+    assert (tmp_path / "out.json").read_text() == '{"outlines": []}'
+    Stainer(Identity()).stain_file(source, tmp_path / "out.tif", overwrite=True)
+    Stainer(Identity()).stain_file(source, tmp_path / "out.png")  # the same in another format
+    with pytest.raises(SheafStainError, match=r"out\.json: is there, with seed 0 \(now 1\)"):
+        Stainer(Identity()).stain_file(source, tmp_path / "out.zarr", seed=1)
 
 
 @pytest.mark.parametrize("missing", ["out.tif", "out.defect.tif", "out.json"])

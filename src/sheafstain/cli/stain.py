@@ -177,7 +177,7 @@ def stain(
 
 def _jobs(inputs: list[Path], output: Path, format: str | None) -> list[tuple[Path, Path]]:  # noqa: A002
     """Each input with its output."""
-    from sheafstain.translate.files import SUFFIXES
+    from sheafstain.translate.files import SUFFIXES, Outputs
 
     files = [file for path in inputs for file in (_in_folder(path) if path.is_dir() else [path])]
     named = output.name.lower().endswith(SUFFIXES) and not (output.is_dir() and output.suffix != ".zarr")
@@ -194,7 +194,7 @@ def _jobs(inputs: list[Path], output: Path, format: str | None) -> list[tuple[Pa
     for file, target in jobs:
         if target.exists() and file.exists() and target.samefile(file):
             raise UsageError(f"{target}: is an input; give another folder for the output")
-        if (other := taken.setdefault(target, file)) != file:
+        if (other := taken.setdefault(Outputs(target).report, file)) != file:  # a.png and a.tif share a.json
             raise UsageError(
                 f"{target}: would be the output of {other} and of {file}; rename one, or give two commands"
             )

@@ -197,17 +197,19 @@ def _translate(
 
 
 def _present(outputs: Outputs, identity: Mapping[str, Any]) -> Written | None:
-    """The same translation, made before; another one at the same place is an error."""
-    if not outputs.stain.exists() or outputs.state.exists():
+    """The same translation, made before; another one at the same place, or another file, is an error."""
+    stained, reported = outputs.stain.exists(), outputs.report.exists()
+    if outputs.state.exists() or not (stained or reported):
         return None
     try:
         report = json.loads(outputs.report.read_bytes())
         different = differences(report["identity"], json.loads(json.dumps(identity)))
     except (OSError, ValueError, KeyError, TypeError):
-        different = "no report beside it"
+        different = "no report beside it" if stained else "something else in it"
     if different:
-        raise SheafStainError(f"{outputs.stain}: is there, with {different}; --overwrite replaces it")
-    return Written(outputs, report, present=True)
+        there = outputs.stain if stained else outputs.report
+        raise SheafStainError(f"{there}: is there, with {different}; --overwrite replaces it")
+    return Written(outputs, report, present=True) if stained else None  # the same was written in another format
 
 
 def _identity(opened: Opened, stainer: Stainer, protocol: StainProtocol, level: int | None) -> dict[str, Any]:
