@@ -48,7 +48,7 @@ def test_all_of_it(call: Call, elements_of: Elements):
     code, out, err = call("demo", *SMALL)
     assert code == 0, err
     assert {path.name for path in Path("demo").iterdir()} == {
-        *("he.png", "consecutive.png", "truth.png", "phantom.png", "slide.tif", "score", "report.html"),
+        *("he.png", "consecutive.png", "truth.png", "phantom.png", "slide.tif", "score", "report.html", "picture.jpg"),
         *("her2.png", "her2.defect.png", "her2.json"),
         *("slide-her2.tif", "slide-her2.defect.tif", "slide-her2.json"),
     }
@@ -68,6 +68,11 @@ def test_all_of_it(call: Call, elements_of: Elements):
     for line in out.partition("What next:")[2].splitlines():
         if line.startswith("  sheafstain"):
             assert line.strip() in html
+
+    panels = np.split(read_image("demo/picture.jpg"), [320, 328, 648, 656, 976, 984], axis=1)
+    for panel, name in zip(panels[::2], ("he", "her2", "truth"), strict=False):
+        assert np.abs(panel - read_image(f"demo/{name}.png").astype(int)).mean() < 4  # it is a JPEG
+    assert panels[-1].shape == (320, 320, 3) and all((gap > 200).all() for gap in panels[1::2])
 
     # the yardsticks do not depend on the model: brown is where the truth has it
     scores = {path.stem: json.loads(path.read_text()) for path in Path("demo/score").iterdir()}

@@ -65,9 +65,8 @@ def demo(
 
     from sheafstain.slides.write import NOTICE
     from sheafstain.studies import demo as study
-    from sheafstain.studies.demo_page import demo_page
+    from sheafstain.studies.demo_page import write_page
     from sheafstain.translate.stainer import Stainer
-    from sheafstain.whole import write_whole
 
     field_size = study.FIELD if size is None else _size(size, "--size", study.SMALLEST_FIELD)
     slide_size = study.SLIDE if slide is None else _size(slide, "--slide", study.SMALLEST_SLIDE)
@@ -83,7 +82,7 @@ def demo(
     with console.progress("measuring", len(study.comparisons(files)), "comparisons") as advance:
         reports = study.measure(files, advance)
     commands = _next_commands(files, model)
-    write_whole(files.page, demo_page(files, reports, commands).encode())
+    write_page(files, reports, commands)
     _tell(files, reports, commands, time.monotonic() - began, NOTICE)
 
 
@@ -127,6 +126,7 @@ def _tell(
         (files.stained, f"virtual {files.marker}"),
         (files.truth, f"the {files.marker} of the same section"),
         (files.stained_slide, "a slide, stained"),
+        (files.picture, "the field at a glance"),
     ):
         console.line(f"{path}: {what}")
     if r is not None and of_consecutive is not None:

@@ -5,7 +5,7 @@ FOLDER/phantom.png                          all that is known of it
 FOLDER/slide.tif                            a small slide of another part of the same tissue
 FOLDER/her2.png, slide-her2.tif             both stained, each with its defect and report (the model's stain)
 FOLDER/score/*.json                         the field's scores
-FOLDER/report.html                          the page, which ``demo_page.py`` makes
+FOLDER/report.html, picture.jpg             the page, and the field at a glance, which ``demo_page.py`` makes
 """
 
 from __future__ import annotations
@@ -87,6 +87,10 @@ class Files:
     @property
     def stained_slide(self) -> Path:
         return self.folder / f"slide-{self.marker.lower()}.tif"
+
+    @property
+    def picture(self) -> Path:
+        return self.folder / "picture.jpg"
 
     @property
     def page(self) -> Path:

@@ -10,14 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sheafstain.metrics.report import Report
-from sheafstain.slides.image import read_image
+from sheafstain.slides.image import read_image, write_image
 from sheafstain.studies.demo import SQUARE, Files, agreement, dab, value
 from sheafstain.studies.stained_page import read_report, whole_panels, worst_panels
 from sheafstain.view.page import Figure, Html, code, element, figures, listing, note, page, paragraph, section, table
-from sheafstain.view.pictures import defect_over, difference
+from sheafstain.view.pictures import defect_over, difference, shrunk
 from sheafstain.view.stained import UNDEFINED, Panels, facts_table, legend, panels_figures, reading_section
+from sheafstain.whole import write_whole
 
 LONGEST = 1024  # px: pictures of the field
+PANEL, GAP = 512, 8  # px: one panel of the picture of the field, and the white between two
 LIMIT = 1.0  # of DAB, in optical density, at which the colours of a difference end
 
 # Which way is better, and what the number says of this field.
@@ -50,10 +52,26 @@ class Field:
         return cls(panels, read_image(files.truth), read_image(files.consecutive), error, agreement(rms, abs(error)))
 
 
-def demo_page(files: Files, reports: Mapping[str, Report], next_commands: Sequence[tuple[str, str]]) -> str:
-    """``reports`` are those of ``measure``; ``next_commands`` are what each is for, and the command."""
+def write_page(files: Files, reports: Mapping[str, Report], next_commands: Sequence[tuple[str, str]]) -> None:
+    """Write the page, and beside it the picture of the field.
+
+    ``reports`` are those of ``measure``; ``next_commands`` are what each is for, and the command.
+    """
+    field = Field.read(files, read_report(files.stained))
+    write_image(files.picture, picture(field), jpeg_quality=90)
+    write_whole(files.page, _page(files, field, reports, next_commands).encode())
+
+
+def picture(field: Field) -> NDArray[np.uint8]:
+    """H&E, virtual stain, true stain and defect side by side."""
+    panels = (field.panels.he, field.panels.stain, field.truth, defect_over(field.panels.stain, field.panels.rms))
+    small = [shrunk(panel, PANEL) for panel in panels]
+    gap = np.full((len(small[0]), GAP, 3), 255, np.uint8)
+    return np.concatenate([part for panel in small for part in (panel, gap)][:-1], axis=1)
+
+
+def _page(files: Files, field: Field, reports: Mapping[str, Report], next_commands: Sequence[tuple[str, str]]) -> str:
     field_report, slide_report = read_report(files.stained), read_report(files.stained_slide)
-    field = Field.read(files, field_report)
     model, marker = field_report["model"], files.marker
     lead = (
         f"{marker} drawn on H&E by the model {model['name']}, on a phantom: procedural tissue that is nobody's, of "
@@ -186,6 +204,7 @@ def _files_section(files: Files) -> Html:
         (files.phantom.name, "all that is known of the field: nuclei, tissue, DAB, displacement"),
         (files.slide.name, "the slide, H&E"),
         (f"{slide.name}, {slide.stem}.defect.tif, {slide.stem}.json", "stained, with its defect map and report"),
+        (files.picture.name, "the field at a glance"),
         ("score/", "the scores, as sheafstain compare reads them"),
     ]
     return section("Files", paragraph("Beside this page, which needs none of them, lie"), table(("file", ""), rows))
