@@ -233,6 +233,8 @@ def test_wrong_inputs(tmp_path: Path, plain: Path, call: Call):
     code, _, err = call("stain", tmp_path / "broken.png", both[0], "-o", tmp_path / "some", "-m", plain)
     assert code == 1 and "1 of 2 inputs were not translated: broken.png" in err
     assert (tmp_path / "some" / "in.png").exists() and not (tmp_path / "some" / "broken.png").exists()
+    code, _, err = call("stain", both[0], tmp_path / "typo.png", "-o", tmp_path / "none", "-m", plain)
+    assert code == 1 and "typo.png: no such file" in err and not (tmp_path / "none").exists()
     code, _, err = call("stain", both[0], "-o", tmp_path / "out.tif", "-m", tmp_path / "nowhere")
     assert code == 1 and "no such folder" in err
 

@@ -179,6 +179,8 @@ def _jobs(inputs: list[Path], output: Path, format: str | None) -> list[tuple[Pa
     """Each input with its output."""
     from sheafstain.translate.files import SUFFIXES, Outputs
 
+    if missing := [path for path in inputs if not path.exists()]:  # told before hours of work on the others
+        raise SheafStainError(f"{missing[0]}: no such file or folder")
     files = [file for path in inputs for file in (_in_folder(path) if path.is_dir() else [path])]
     named = output.name.lower().endswith(SUFFIXES) and not (output.is_dir() and output.suffix != ".zarr")
     if named:
