@@ -121,6 +121,14 @@ def test_an_unregistered_model_is_what_its_config_says(tmp_path: Path) -> None:
     assert encoder.entry.licence == "mit" and encoder.entry.mpp is not None and encoder.entry.mpp.mpp == 0.25
     assert encoder.entry.parameters == sum(parameter.numel() for parameter in network.parameters())
 
+    folder.rename(hub.weights_folder().parent / "elsewhere")
+    with pytest.raises(UsageError, match="no encoder is called 'my-encoder'"):
+        load_encoder("my-encoder", device="cpu")
+    hub.weights_folder().mkdir()
+    (hub.weights_folder().parent / "elsewhere").rename(hub.weights_folder() / "my-encoder")
+    found = load_encoder("my-encoder", device="cpu")  # by its name, as the others
+    assert (found.id, found.weights_hash) == (encoder.id, encoder.weights_hash)
+
 
 def test_a_wrong_file_is_told_by_its_tensors(weights: Path, tmp_path: Path) -> None:
     state = hub.load_tensors(weights / "model.safetensors")

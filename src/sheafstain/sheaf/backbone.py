@@ -39,7 +39,12 @@ def find_weights(name_or_path: str | Path, *, download: bool = False) -> tuple[E
     if Path(text).exists() or Path(text).suffix.lower() in (".safetensors", *hub.PICKLES):
         path = hub.resolve(Path(text))
         return identify(path), path
-    entry = find_encoder(text)
+    try:
+        entry = find_encoder(text)
+    except UsageError:
+        if (path := hub.locate(text)) is None:
+            raise
+        return identify(path), path  # one of the user's own, kept where the others are
     if entry.random:
         return entry, None
     path = weights_of(entry) or (fetch(entry) if download else None)
