@@ -97,8 +97,8 @@ def _page(files: Files, field: Field, reports: Mapping[str, Report], next_comman
 def _warning(model: Mapping[str, Any]) -> Iterable[Html]:
     if model["synthetic"]:
         yield note(
-            f"{model['name']} has learned from phantoms alone. It shows how everything works and says nothing about "
-            "real tissue: for that, train on real pairs."
+            f"The model {model['name']} has learned from phantoms alone. It shows how everything works and says "
+            "nothing about real tissue: for that, train on real pairs."
         )
 
 
@@ -130,7 +130,8 @@ def _score_section(reports: Mapping[str, Report], marker: str) -> Html:
         paragraph(
             f"All three are held against the true {marker} of the same section. The next section is a real stain, done "
             "right, and still differs: it is other tissue, a little moved. The H&E holds no brown at all and shows "
-            "what a metric gives to an answer that says nothing."
+            "what a metric gives to an answer that says nothing; it is not always nothing, since to the eye of a "
+            "metric eosin is a little brown."
         ),
         table(columns, rows),
         paragraph(
