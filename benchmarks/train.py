@@ -3,13 +3,14 @@
     python benchmarks/train.py --method unsb --batch 24                   # float32 eager beside bfloat16 compiled
     python benchmarks/train.py --method sheafstain --batch 24 --profile profile.csv
     python benchmarks/train.py --method sheafstain --batch 24 --live prov-gigapath
-    python benchmarks/train.py --method unsb --batch 4 --curves curves.csv
+    python benchmarks/train.py --method unsb --batch 2 --curves curves.csv --seeds 3
 
 Steps are those of ``training.loop`` at the paper's sizes, on random pixels and random sections that are resident on the
 device: neither changes the time. Each row is compared with the first one of the run, which is the float32 eager loop
 unless ``--modes`` says otherwise. The time index of a step decides how long its chains are, so every row times the same
 steps. ``--live`` adds a row with the encoder in every step (random weights; they do not change speed), ``--curves``
-trains both precisions on a phantom for 300 steps and writes their losses.
+trains both precisions on a phantom for 300 steps and writes their losses; several ``--seeds`` tell how far two runs
+of one precision are apart.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -66,6 +66,7 @@ def main() -> None:
     parser.add_argument(
         "--curves", type=Path, help="write the losses of 300 steps in every mode here, and time nothing"
     )
+    parser.add_argument("--seeds", type=int, default=1, help="curves of each mode; their spread is the noise")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     if arguments.curves:
@@ -131,7 +132,12 @@ def measured(
 
 
 def make(
-    arguments: argparse.Namespace, mode: str, sections: str, he: list[np.ndarray] | None = None, **more: Any
+    arguments: argparse.Namespace,
+    mode: str,
+    sections: str,
+    he: list[np.ndarray] | None = None,
+    ihc: list[np.ndarray] | None = None,
+    seed: int = 0,
 ) -> Loop:
     way, kind = mode.split("-")
     device = choose_device(arguments.device)
@@ -140,22 +146,22 @@ def make(
     own = {"ngf": arguments.ngf, "ndf": arguments.ngf} | (
         {"stain_align": 0.0} if arguments.method == "sheafstain" else {}
     )
-    own |= {"as_released": True} if arguments.method == "unsb" and mode == "eager-float32" and not more else {}
+    own |= {"as_released": True} if arguments.method == "unsb" and mode == "eager-float32" and not ihc else {}
     settings = entry.settings(**own)
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     width = arguments.width if arguments.method == "sheafstain" else 0
     method = entry.train(settings, engine, width, None)
     random = np.random.default_rng(0)
     images = he or [random.integers(0, 256, (arguments.side, arguments.side, 3), np.uint8) for _ in range(IMAGES)]
-    stores = PixelStore.of(images, device), PixelStore.of(more.get("ihc", images), device)
+    stores = PixelStore.of(images, device), PixelStore.of(ihc or images, device)
     sampler = Sampler(
         [np.ones((i.shape[0] // CELL, i.shape[1] // CELL), bool) for i in images],
-        stores[0].sizes, 0, arguments.window, method.needs.adjacent,
+        stores[0].sizes, seed, arguments.window, method.needs.adjacent,
     )  # fmt: skip
     conditioning = conditioned(arguments, sections, stores[0], device) if method.needs.sections else None
     batches = Batches(sampler, *stores, method.needs, conditioning)
     config = TrainConfig(
-        DataConfig("random", window=arguments.window), settings, arguments.method, batch=arguments.batch
+        DataConfig("random", window=arguments.window), settings, arguments.method, batch=arguments.batch, seed=seed
     )
     return Loop(config, method, batches, World(device=device))
 
@@ -238,26 +244,29 @@ def curves(arguments: argparse.Namespace) -> None:
         layers = Phantom(Specimen.draw(seed)).draw(Window.of(size), ("he", "ihc"))
         he.append(layers["he"])
         ihc.append(layers["ihc"])
-    found: dict[str, list[dict[str, float]]] = {}
-    for mode in arguments.modes:
-        loop = make(arguments, mode, "cached", he, ihc=ihc)
-        found[mode] = []
+    runs = [(mode, seed) for mode in arguments.modes for seed in range(arguments.seeds)]
+    found: dict[tuple[str, int], list[dict[str, float]]] = {}
+    for mode, seed in runs:
+        print(f"{mode}, seed {seed} …", flush=True)
+        loop = make(arguments, mode, "cached", he, ihc, seed)
+        found[mode, seed] = []
         for _ in range(30):
             for _ in range(10):
                 loop.take_step()
-            found[mode].append(loop.report(Path()).losses)
+            found[mode, seed].append(loop.report(Path()).losses)
         del loop
         free()
     arguments.curves.parent.mkdir(parents=True, exist_ok=True)
     with arguments.curves.open("w", newline="") as file:
-        writer = csv.writer(file)
-        names = list(found[arguments.modes[0]][0])
-        writer.writerow(["steps", *(f"{mode} {name}" for mode in arguments.modes for name in names)])
+        writer = csv.writer(file, lineterminator="\n")
+        names = list(found[runs[0]][0])
+        writer.writerow(["steps", *(f"{mode} {seed} {name}" for mode, seed in runs for name in names)])
         for k in range(30):
-            writer.writerow([10 * k + 10, *(f"{found[m][k][name]:.5g}" for m in arguments.modes for name in names)])
+            writer.writerow([10 * k + 10, *(f"{found[run][k][name]:.5g}" for run in runs for name in names)])
     for name in names:
-        late = {mode: np.array([row[name] for row in found[mode][10:]]) for mode in arguments.modes}
-        print(name, {mode: f"{values.mean():.4g} ± {values.std():.2g}" for mode, values in late.items()}, flush=True)
+        for mode in arguments.modes:
+            means = [np.mean([row[name] for row in found[mode, seed][10:]]) for seed in range(arguments.seeds)]
+            print(f"{name}, {mode}: {np.mean(means):.4g} ± {np.std(means):.2g} between seeds", flush=True)
 
 
 def wait(device: torch.device) -> None:
