@@ -44,6 +44,10 @@ def backbones() -> Path:
 def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The command line in this process: its exit code."""
     from sheafstain.cli import main
+    from sheafstain.cli.console import console
+
+    for name in ("json", "debug"):  # main sets them for its process, which here has other tests to come
+        monkeypatch.setattr(console, name, False)
 
     def run(*arguments: str | Path) -> int:
         monkeypatch.setattr(sys, "argv", ["sheafstain", *map(str, arguments)])
