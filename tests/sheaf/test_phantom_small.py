@@ -101,15 +101,12 @@ def test_its_tokens_know_tumour_and_nuclei_of_specimens_it_has_not_seen() -> Non
 
 
 def test_its_tokens_are_no_sheaf() -> None:
-    """The paper's pattern: the overlap cosine is below one, falls with the stride, and is best away from the edges."""
+    """As with the paper's encoders, tokens depend on their crop: the overlap cosine is below one, and falls with the
+    stride. (Theirs agree best in the middle of an overlap; in this one no place is better than another.)"""
     images = [AuditImage(str(i), "H&E", Path(str(i))) for i in range(2)]
     protocol = Protocol(strides=(32, 80, 128, 192), pairs=6)
     encoder = load_encoder(ENTRY.id, device="cpu")
     results = list(audit(images, encoder, protocol, read=lambda path: fields(9)[0][int(path.name)]))
     cosine = np.sum([r.cosine for r in results], 0) / np.sum([r.tokens for r in results], 0)  # [strides, directions]
-    assert cosine.max() < 0.999
+    assert cosine.max() < 0.98
     assert (np.diff(cosine.mean(1)) < 0).all(), cosine
-    there = slice(0, (224 - 80) // 16)  # positions along the overlap at stride 80
-    profile = np.sum([r.profile[1, :2, there] for r in results], (0, 1))
-    profile = profile / np.sum([r.profile_tokens[1, :2, there] for r in results], (0, 1))
-    assert profile[2:-2].mean() > profile[[0, -1]].mean() + 0.005, profile
