@@ -32,7 +32,7 @@ from sheafstain.window import Resolution, Size, Window
 
 SIZE = Size(8192, 8192)
 TALL = Size(65536, 8192)
-BAND, TILE, EVERY = 256, 512, 64
+BAND, TILE, EVERY = 256, 256, 64
 TISSUE = 2048
 
 

@@ -60,11 +60,8 @@ def test_whole_tiles_are_decoded_as_pillow_does(h, w, kind, quality, subsampling
     if kind != "tissue":
         image[h // 2 if kind == "half" else 0 :] = {"glass": 243, "grey": 128, "black": 0, "half": 128}[kind]
     if kind == "half":
-        image[-1, -1] = 140  # a tile that ends in flat grey alone cannot be told from one cut short
+        image[-16:, -16:] = 200  # a tile whose last block is 128 on average cannot be told from one cut short
     data = encoded(image, quality, subsampling, optimize)
-    if kind == "half" and not accepted(data):
-        assert (np.asarray(Image.open(io.BytesIO(data)))[-8:, -8:] == 128).all()
-        return
     assert np.array_equal(decode(data), np.asarray(Image.open(io.BytesIO(data))))
 
 

@@ -342,7 +342,7 @@ def test_wrong_names_and_places_are_told_before_any_work(tmp_path: Path):
     stainer = Stainer(Identity())
     with pytest.raises(UsageError, match="lies outside the slide"):
         stainer.stain_file(source, tmp_path / "out.tif", region=Window(0, 400, 10, 10))
-    with pytest.raises(UsageError, match="has the levels 0 to 0, not 3"):
+    with pytest.raises(UsageError, match="has the levels 0 to 1, not 3"):
         stainer.stain_file(source, tmp_path / "out.tif", level=3)
     with pytest.raises(UsageError, match="end its name in"):
         stainer.stain_file(source, tmp_path / "out.jpg")

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from sheafstain.sheaf.cover import WINDOW
 from sheafstain.window import Size, Window
+
+BLOCK = 2**16  # px
 
 
 def coboundary(first: Window, s_first: np.ndarray, second: Window, s_second: np.ndarray) -> np.ndarray:
@@ -28,7 +30,20 @@ def coboundary(first: Window, s_first: np.ndarray, second: Window, s_second: np.
 
 def pair_energy(first: Window, s_first: np.ndarray, second: Window, s_second: np.ndarray) -> float:
     """Mean square of the coboundary over pixels and channels of an overlap that is not empty."""
+    if s_first.dtype == s_second.dtype == np.uint8:
+        return _pair_energy_of_bytes(first, s_first, second, s_second)
     return float(np.mean(np.square(coboundary(first, s_first, second, s_second)), dtype=np.float64))
+
+
+def _pair_energy_of_bytes(first: Window, s_first: np.ndarray, second: Window, s_second: np.ndarray) -> float:
+    """The same several times as fast: a slide has more values in overlaps than in itself. A row's sum of squares is a
+    whole number, which float32 holds exactly but where windows contradict each other outright."""
+    overlap = first.overlap(second)
+    one, other = (s[overlap.within(u).slices].reshape(overlap.h, -1) for u, s in ((first, s_first), (second, s_second)))
+    difference = one.astype(np.int16)
+    difference -= other
+    values = difference.astype(np.float32)
+    return float(np.vecdot(values, values).sum(dtype=np.float64)) / (255**2 * values.size)
 
 
 def _unit(pixels: np.ndarray) -> np.ndarray:
@@ -146,6 +161,12 @@ def worst_area(defect: np.ndarray, share: float = 0.01) -> np.ndarray:
     return (defect >= threshold) & (defect > 0)  # NaN compares false
 
 
+def blocks(shape: tuple[int, ...]) -> Iterator[slice]:
+    """A map's rows in blocks that fit into the cache with what is computed from them; no large memory is taken."""
+    step = max(BLOCK // max(shape[1], 1), 1)
+    return (slice(y, y + step) for y in range(0, shape[0], step))
+
+
 class DefectTally:
     """Mean, quantiles and defined share of a defect map whose rows come one band after the other, in fixed memory.
 
@@ -163,12 +184,15 @@ class DefectTally:
 
     def add(self, defect: np.ndarray) -> None:
         """Rows [h, w], NaN where undefined."""
-        bins = np.sqrt(defect)
-        bins *= np.float32(self.BINS / self.LARGEST)
-        bins += 1
-        np.minimum(np.fmax(bins, 0, out=bins), self.BINS, out=bins)  # NaN: bin 0, which is not counted
-        self._histogram += np.bincount(bins.astype(np.uint16).ravel(), minlength=self.BINS + 1)[1:]
-        self._sum += float(np.fmax(defect, 0, out=bins).sum(1).sum(dtype=np.float64))
+        for rows in blocks(defect.shape):
+            values = np.fmax(defect[rows], 0)  # NaN becomes 0
+            self._sum += float(values.sum(1).sum(dtype=np.float64))
+            np.sqrt(values, out=values)
+            values *= np.float32(self.BINS / self.LARGEST)
+            counts = np.bincount(values.astype(np.uint16).ravel(), minlength=self.BINS + 1)
+            counts[0] -= np.count_nonzero(np.isnan(defect[rows]))
+            counts[self.BINS - 1] += counts[self.BINS]  # the largest value there can be
+            self._histogram += counts[: self.BINS]
         self.pixels += defect.size
 
     def counts(self) -> tuple[np.ndarray, float, int]:

@@ -33,7 +33,8 @@ from sheafstain.slides.tiff_file import TiffPyramid
 from sheafstain.window import Resolution, Size
 
 NOTICE = "research use only: not a medical device, not for diagnosis"
-TILE = 512
+TIFF_TILE = 256  # two rows of tiles wait at every level: in a wide slide twice the size is a hundred megabytes more
+ZARR_TILE = 512  # each is a file
 
 
 def open_writer(
@@ -46,7 +47,7 @@ def open_writer(
     lossless: bool = False,
     state: Path | str | None = None,
     workers: int | None = None,
-    tile: int = TILE,
+    tile: int | None = None,
 ) -> Writer:
     """A writer of what the name of ``path`` says; a context manager, and the file appears when it ends well::
 
@@ -243,15 +244,15 @@ def _container(
     about: Mapping[str, Any],
     channels: Literal[1, 3],
     lossless: bool,
-    tile: int,
+    tile: int | None,
 ) -> Container:
     name = path.name.lower()
     if name.endswith((".tif", ".tiff")):
         ome = name.endswith((".ome.tif", ".ome.tiff"))
         lossless = lossless or channels == 1
-        return TiffPyramid(size, resolution, channels, about, tile=tile, lossless=lossless, ome=ome)
+        return TiffPyramid(size, resolution, channels, about, tile=tile or TIFF_TILE, lossless=lossless, ome=ome)
     if name.endswith(".zarr"):
-        return OmeZarr(size, resolution, channels, about, tile=tile)
+        return OmeZarr(size, resolution, channels, about, tile=tile or ZARR_TILE)
     if name.endswith(".png"):
         if size.area > MAX_PIXELS:
             raise UsageError(f"{path}: {size} px are more than a PNG is written with ({MAX_PIXELS:,}); write a .tif")

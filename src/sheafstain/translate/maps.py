@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from sheafstain.sheaf.defect import blocks
 from sheafstain.window import Size, Window
 
 STEPS = 508  # of the RMS on the [0, 1] scale
@@ -18,11 +19,14 @@ CELL = 256  # px: side of the squares in which bad places are looked for
 
 def encode(variance: np.ndarray) -> np.ndarray:
     """A variance [h, w] on the [0, 1] scale, NaN where undefined, as uint8 [h, w]."""
-    coded = np.sqrt(variance)
-    coded *= STEPS
-    coded += 1.5
-    np.minimum(np.fmax(coded, 0, out=coded), 255, out=coded)  # fmax: NaN becomes 0
-    return coded.astype(np.uint8)
+    coded = np.empty(variance.shape, np.uint8)
+    for rows in blocks(variance.shape):
+        rms = np.sqrt(variance[rows])
+        rms *= STEPS
+        rms += 1.5
+        np.minimum(np.fmax(rms, 0, out=rms), 255, out=rms)  # fmax: NaN becomes 0
+        np.copyto(coded[rows], rms, casting="unsafe")
+    return coded
 
 
 def decode(coded: np.ndarray) -> np.ndarray:

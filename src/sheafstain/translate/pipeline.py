@@ -20,7 +20,7 @@ from sheafstain.translate.protocol import Translator
 from sheafstain.translate.stages import Stages
 from sheafstain.translate.windows import translate
 
-BANDS, BATCHES, ROWS = 4, 2, 2  # that wait between the stages
+BANDS, BATCHES, ROWS = 1, 2, 2  # that wait between the stages
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,10 +43,13 @@ def translate(
     """Translate all pieces; returns how many there were. ``advance`` is called with the number of lattice windows."""
     waiting: list[Ready] = []
     he: Tensor | None = None
+    scaled: Tensor | None = None  # the same memory for every batch of a shape, as ``he`` is
     count, size = 0, batch if protocol.cover != "whole" else 1  # pieces of the cover "whole" are large
 
     def send(he: Tensor) -> None:
-        made = _run(model, protocol, waiting, he)
+        nonlocal scaled
+        scaled = _from_bytes(he, scaled)
+        made = _run(model, protocol, waiting, scaled)
         out.put(Translated([r.piece for r in waiting], _download(made), waiting[-1].floor))
         if advance is not None and (done := sum(r.piece.kind == "lattice" for r in waiting)):
             advance(done)
@@ -71,18 +74,17 @@ def translate(
     return count
 
 
-def _run(model: Translator, protocol: StainProtocol, ready: list[Ready], he: Tensor) -> list[Tensor]:
-    """A batch uint8 [b, h, w, 3], of which the first len(``ready``) count: for each sample uint8 [n, h, w, 3]."""
+def _run(model: Translator, protocol: StainProtocol, ready: list[Ready], scaled: Tensor) -> list[Tensor]:
+    """A batch [b, h, w, 3] in [−1, 1], of which the first len(``ready``) count: for each sample uint8 [n, h, w, 3]."""
     n, last = len(ready), ready[-1]
-    filled = [*ready, *[last] * (len(he) - n)]
+    filled = [*ready, *[last] * (len(scaled) - n)]
     M, c_n = _stack([r.section for r in filled], model.device)
-    # Rows, columns, channels seen as channels, rows, columns: "channels last", without a copy.
-    scaled = _from_bytes(he).permute(0, 3, 1, 2)
+    he = scaled.permute(0, 3, 1, 2)  # seen as channels, rows, columns: "channels last", without a copy
     windows = [r.piece.read for r in filled]
     made = []
     for seed in protocol.seeds:
         noise = CanvasNoise(torch.full((len(he),), seed, device=model.device), windows, model.latent_width)
-        ihc = model.translate(scaled, noise, M, c_n, nfe=protocol.nfe)
+        ihc = model.translate(he, noise, M, c_n, nfe=protocol.nfe)
         made.append(_to_bytes(ihc[:n].permute(0, 2, 3, 1)))
     return made
 
@@ -94,14 +96,17 @@ def _stack(sections: list[Section | None], device: torch.device) -> tuple[Tensor
     return (torch.stack([s.M for s in given]).to(device), torch.stack([s.c_n for s in given]).to(device))
 
 
-def _from_bytes(he: Tensor) -> Tensor:
-    """0 … 255 to [−1, 1]. On a CPU by NumPy, in this thread: see ``Pixels``."""
+def _from_bytes(he: Tensor, scaled: Tensor | None) -> Tensor:
+    """0 … 255 to [−1, 1]. On a CPU by NumPy, in this thread (see ``Pixels``), into ``scaled`` if it has the shape."""
     if he.device.type != "cpu":
         return he.float().mul_(1 / 127.5).sub_(1)
-    scaled = he.numpy().astype(np.float32)
-    scaled *= np.float32(1 / 127.5)
-    scaled -= 1
-    return torch.from_numpy(scaled)
+    if scaled is None or scaled.shape != he.shape:
+        scaled = torch.empty(he.shape)
+    for window, out in zip(he.numpy(), scaled.numpy(), strict=True):  # one by one: they fit into the cache
+        np.copyto(out, window)
+        out *= np.float32(1 / 127.5)
+        out -= 1
+    return scaled
 
 
 def _to_bytes(ihc: Tensor) -> Tensor:
@@ -109,10 +114,13 @@ def _to_bytes(ihc: Tensor) -> Tensor:
     if ihc.device.type != "cpu":
         scaled = ihc.float().mul(127.5).add_(127.5).round_().clamp_(0, 255)
         return scaled.to(torch.uint8, memory_format=torch.contiguous_format)
-    values = np.multiply(ihc.float().numpy(), np.float32(127.5), order="C")
-    values += np.float32(128)  # and cut off: half up, where halves are no more likely than anything else
-    np.clip(values, 0, 255, out=values)
-    return torch.from_numpy(values.astype(np.uint8))
+    windows = ihc.float().numpy()
+    made = np.empty(windows.shape, np.uint8)
+    for window, out in zip(windows, made, strict=True):
+        values = np.multiply(window, np.float32(127.5), order="C")
+        values += np.float32(128)  # and cut off: half up, where halves are no more likely than anything else
+        np.copyto(out, np.clip(values, 0, 255, out=values), casting="unsafe")
+    return torch.from_numpy(made)
 
 
 def _download(made: list[Tensor]) -> Callable[[], list[np.ndarray]]:
