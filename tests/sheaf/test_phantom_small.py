@@ -108,5 +108,5 @@ def test_its_tokens_are_no_sheaf() -> None:
     encoder = load_encoder(ENTRY.id, device="cpu")
     results = list(audit(images, encoder, protocol, read=lambda path: fields(9)[0][int(path.name)]))
     cosine = np.sum([r.cosine for r in results], 0) / np.sum([r.tokens for r in results], 0)  # [strides, directions]
-    assert cosine.max() < 0.98
+    assert cosine.max() < 0.999 and cosine[-1].max() < 0.95
     assert (np.diff(cosine.mean(1)) < 0).all(), cosine
