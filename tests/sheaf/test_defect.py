@@ -33,6 +33,15 @@ def test_two_flat_windows_that_differ_by_a_tenth():
     assert pair_energy(LEFT, flat(0, np.uint8), RIGHT, flat(51, np.uint8)) == pytest.approx(0.04, rel=1e-5)
 
 
+@pytest.mark.parametrize("largest", [3, 255])
+@pytest.mark.parametrize("place", [RIGHT, Window(64, 16, 256, 256), Window(192, 192, 256, 256)], ids=str)
+def test_bytes_have_the_energy_of_their_values(place: Window, largest: int):
+    one, other = np.random.default_rng(1).integers(0, largest + 1, (2, 256, 256, 3), np.uint8)
+    exact = np.square(coboundary(LEFT, one.astype(np.float64), place, other.astype(np.float64)), dtype=np.float64)
+    assert pair_energy(LEFT, one, place, other) == pytest.approx(exact.mean() / 255**2, rel=1e-6)
+    assert pair_energy(LEFT, one, place, other) == pair_energy(place, other, LEFT, one)
+
+
 def test_one_channel_and_one_column_count_by_their_share():
     red = flat(0.0)
     red[..., 0] = 0.3
@@ -126,6 +135,13 @@ def test_the_tally_of_a_map_in_bands_is_that_of_the_map():
     for q in (0.01, 0.5, 0.95, 0.99):
         assert math.sqrt(tally.quantile(q)) == pytest.approx(math.sqrt(np.nanquantile(defect, q)), abs=0.5 / 4096 * 2)
     assert np.mean(defect[~np.isnan(defect)] > tally.quantile(0.99)) == pytest.approx(0.01, abs=0.001)
+
+
+def test_the_largest_defect_there_can_be_is_in_the_last_bin():
+    tally = DefectTally()
+    tally.add(np.array([[0.25, np.nan, 0.25]], np.float32))  # half of the pixels 0 and half of them 1
+    counts, total, pixels = tally.counts()
+    assert counts[-1] == counts.sum() == 2 and total == 0.5 and pixels == 3
 
 
 def test_an_empty_tally():
