@@ -28,7 +28,7 @@ import numpy as np
 from sheafstain.datasets.phantom.dataset import cores, pool, write_dataset
 from sheafstain.datasets.phantom.field import uniform
 from sheafstain.datasets.phantom.phantom import BLOCK, Phantom
-from sheafstain.datasets.phantom.plan import DRAWING, Plan, choose_fields
+from sheafstain.datasets.phantom.plan import DRAWING, ONE_LABORATORY, Plan, choose_fields
 from sheafstain.datasets.phantom.specimen import MARKERS, Marker, Specimen
 from sheafstain.window import Resolution, Size, Window
 
@@ -60,7 +60,9 @@ def main() -> None:
         drawn = draw_store(chosen.store, chosen.count, chosen.seed, chosen.workers)
     else:
         size, markers = Size(chosen.side, chosen.side), tuple(chosen.marker)
-        plan = Plan("mist", chosen.seed, chosen.train, chosen.val, markers, size, Resolution(0.5), FIELDS, chosen.truth)
+        counts = (chosen.train, chosen.val)
+        # What an H&E cannot tell is how the IHC will be dyed: as in BCI and MIST all of it is of one laboratory.
+        plan = Plan("mist", chosen.seed, *counts, markers, size, Resolution(0.5), FIELDS, chosen.truth, ONE_LABORATORY)
         drawn = write_dataset(chosen.set, plan, workers=chosen.workers)
     seconds = time.perf_counter() - began
     print(f"{drawn} {chosen.what} in {seconds:.0f} s, {drawn / seconds:.1f} a second, {cores()} cores", flush=True)

@@ -39,6 +39,21 @@ def test_a_set_and_its_picture(call: Call, tmp_path: Path) -> None:
     assert "0 drawn now" in out
 
 
+def test_sets_of_one_laboratory(call: Call, tmp_path: Path) -> None:
+    for variation in ("0", "1"):
+        code, _, _ = call("data", "phantom", tmp_path / variation, *SMALL, "--ihc-variation", variation)
+        assert code == 0
+        assert json.loads((tmp_path / variation / "manifest.json").read_text())["ihc_variation"] == float(variation)
+    one, other = (
+        {path.relative_to(tmp_path / name): path.read_bytes() for path in (tmp_path / name).rglob("*.png")}
+        for name in ("0", "1")
+    )
+    assert {path.parts[0] for path in one if one[path] != other[path]} == {"IHC"}
+    code, _, err = call("data", "phantom", tmp_path / "set", *SMALL, "--ihc-variation", "1.5")
+    assert code == 2
+    assert "the variation of the IHC is from 0 to 1, not 1.5" in err
+
+
 def test_json_lines(call: Call, tmp_path: Path) -> None:
     code, out, _ = call("--json", "data", "phantom", tmp_path / "set", *SMALL)
     assert code == 0

@@ -24,6 +24,7 @@ def phantom(
     mpp: float = 0.5,
     seed: int = 0,
     fields: int = 4,
+    ihc_variation: float = 1.0,
     truth: Annotated[bool, Parameter(negative=())] = False,
     picture: Path | None = None,
     slide: str | None = None,
@@ -54,6 +55,8 @@ def phantom(
         Another seed draws other specimens.
     fields
         Images from each specimen.
+    ihc_variation
+        How much the IHC of a data set varies in dyes, light and focus: 1 as between laboratories, 0.3 as in one, 0 not.
     truth
         Also write what no public set has: the aligned IHC, nuclei and tissue masks, DAB amounts, displacement.
     picture
@@ -83,16 +86,20 @@ def phantom(
             seed,
             fields,
             truth,
+            ihc_variation,
             picture,
             workers,
         )
 
 
-def _dataset(out, layout, train, val, marker, size, resolution, seed, fields, truth, picture, workers) -> None:
+def _dataset(
+    out, layout, train, val, marker, size, resolution, seed, fields, truth, ihc_variation, picture, workers
+) -> None:
     from sheafstain.datasets.phantom.dataset import write_dataset
     from sheafstain.datasets.phantom.plan import Plan
 
-    plan = Plan(layout, seed, train, val, tuple(dict.fromkeys(marker)), size, resolution, fields, truth)
+    markers = tuple(dict.fromkeys(marker))
+    plan = Plan(layout, seed, train, val, markers, size, resolution, fields, truth, ihc_variation)
     pairs = (train + val) * len(plan.markers)
     with console.progress("drawing", pairs, "pairs") as advance:
         drawn = write_dataset(out, plan, workers=workers, advance=advance)
@@ -104,7 +111,9 @@ def _dataset(out, layout, train, val, marker, size, resolution, seed, fields, tr
         from sheafstain.slides.image import write_image
 
         first = plan.items()[0]
-        write_image(picture, layers(Phantom(first.specimen, first.marker, resolution), first.window))
+        write_image(
+            picture, layers(Phantom(first.specimen, first.marker, resolution, None, ihc_variation), first.window)
+        )
         console.line(f"{picture}: the first pair in all its layers")
         console.event("picture", path=str(picture))
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from sheafstain.datasets.phantom.phantom import BLOCK, Phantom
 from sheafstain.datasets.phantom.picture import picture
-from sheafstain.datasets.phantom.plan import choose_fields
+from sheafstain.datasets.phantom.plan import ONE_LABORATORY, choose_fields
 from sheafstain.datasets.phantom.slide import blocks_of, write_slide
 from sheafstain.datasets.phantom.specimen import MARKERS, Marker, Specimen
 from sheafstain.errors import SheafStainError
@@ -132,7 +132,7 @@ def draw(
     """Draw the field in three stains and the slide in H&E."""
     specimen = Specimen.draw(seed)
     window = choose_fields(specimen, size, resolution, 1)[0]
-    phantom = Phantom(specimen, files.marker, resolution)
+    phantom = Phantom(specimen, files.marker, resolution, None, ONE_LABORATORY)  # as the embedded models know it
     layers = phantom.draw(window, ("he", "ihc", "truth"))
     files.folder.mkdir(parents=True, exist_ok=True)
     write_image(files.he, layers["he"])

@@ -14,10 +14,11 @@ from sheafstain.datasets.phantom.architecture import Tissue
 from sheafstain.datasets.phantom.bed import Bed, Frame
 from sheafstain.datasets.phantom.canvas import Canvas, canvas
 from sheafstain.datasets.phantom.cut import FARTHEST, Cut
+from sheafstain.datasets.phantom.look import Look
 from sheafstain.datasets.phantom.nuclei import Nucleus
 from sheafstain.datasets.phantom.paint import immunostain
 from sheafstain.datasets.phantom.phantom import BLOCK, Phantom
-from sheafstain.datasets.phantom.plan import choose_fields
+from sheafstain.datasets.phantom.plan import ONE_LABORATORY, choose_fields
 from sheafstain.datasets.phantom.specimen import Marker, Specimen
 from sheafstain.window import Resolution, Size, Window
 
@@ -51,6 +52,19 @@ def test_overlapping_windows_agree_exactly(y: int, x: int, h: int, w: int) -> No
         np.testing.assert_array_equal(
             mine[layer][both.within(window).slices], its[layer][both.within(other).slices], err_msg=layer
         )
+
+
+def test_laboratories_can_be_many_or_one() -> None:
+    """The IHC of one laboratory varies less in every respect, that of none at all not, and H&E as ever."""
+    many, one, none = (
+        [Phantom(Specimen.draw(seed), ihc_variation=v).looks for seed in range(30)] for v in (1.0, ONE_LABORATORY, 0.0)
+    )
+    assert repr(many[0]["ihc"]) == repr(Look.draw(0, "ihc"))
+    assert [repr(look["he"]) for look in many] == [repr(look["he"]) for look in none]
+    assert len({repr(look["ihc"]) for look in none}) == 1
+    for name in ("white", "dyes", "strength", "thickness", "blur", "noise", "gamma", "stroma", "jpeg"):
+        wide, narrow = (np.array([getattr(look["ihc"], name) for look in looks]).std(0) for looks in (many, one))
+        assert (narrow <= 0.6 * wide).all(), name
 
 
 def test_layers_have_the_documented_shapes() -> None:

@@ -178,7 +178,7 @@ def _folders(layout: LayoutName, item: Item) -> tuple[Path, Path]:
 
 def _draw(root: Path, plan: Plan, item: Item) -> None:
     paths = _paths(root, plan, item)
-    phantom = Phantom(item.specimen, item.marker, plan.resolution)
+    phantom = Phantom(item.specimen, item.marker, plan.resolution, ihc_variation=plan.ihc_variation)
     for layer, pixels in phantom.draw(item.window, tuple(paths)).items():
         _write(paths[layer], layer, pixels)
 

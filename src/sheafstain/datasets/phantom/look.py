@@ -44,8 +44,9 @@ class Look:
     jpeg: int  # quality of the scanner's file
 
     @classmethod
-    def draw(cls, seed: int, stain: Literal["he", "ihc"]) -> Look:
-        d = Draws(seed ^ (0x48454845 if stain == "he" else 0x49484349))
+    def draw(cls, seed: int, stain: Literal["he", "ihc"], variation: float = 1.0) -> Look:
+        """One among many laboratories and scanners; with a ``variation`` below 1 all are much the same."""
+        d = Draws(seed ^ (0x48454845 if stain == "he" else 0x49484349), variation)
         bases = (_HAEMATOXYLIN, _EOSIN, _BLOOD) if stain == "he" else (_COUNTERSTAIN, _DAB, _PIGMENT)
         spread = 0.05 if stain == "he" else 0.037
         dyes = np.array(

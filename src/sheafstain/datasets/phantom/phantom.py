@@ -43,6 +43,7 @@ class Phantom:
     """One specimen, cut twice, one section H&E, the next stained for ``marker``, both scanned at ``resolution``.
 
     ``size`` (pixels) makes it a slide with tissue in the middle and glass around; without, tissue has no end.
+    ``ihc_variation`` is that of ``Look.draw`` for the immunostain: 1 as between laboratories, 0 always the same.
     """
 
     def __init__(
@@ -51,13 +52,14 @@ class Phantom:
         marker: Marker = "HER2",
         resolution: Resolution | None = None,
         size: Size | None = None,
+        ihc_variation: float = 1.0,
     ) -> None:
         self.specimen = specimen
         self.marker: Marker = marker
         self.resolution = resolution or Resolution(0.5)
         self.size = size
         self.first, self.next = Cut.first(specimen.seed), Cut.next(specimen.seed)
-        self.looks = {"he": Look.draw(specimen.seed, "he"), "ihc": Look.draw(specimen.seed, "ihc")}
+        self.looks = {"he": Look.draw(specimen.seed, "he"), "ihc": Look.draw(specimen.seed, "ihc", ihc_variation)}
         self._blocks: OrderedDict[tuple[Layer, int, int], NDArray[Any]] = OrderedDict()
 
     def he(self, window: Window) -> NDArray[np.uint8]:

@@ -22,6 +22,7 @@ from sheafstain.errors import SheafStainError, UsageError
 from sheafstain.window import Resolution, Size, Window
 
 LayoutName = Literal["pairs", "bci", "mist"]
+ONE_LABORATORY = 0.3  # the variation of immunostains that one laboratory makes and one scanner sees
 DRAWING = 1  # raise it when a seed draws other pixels than before
 
 _REGION = 24  # the fields of a specimen lie on a lattice of so many fields squared
@@ -41,6 +42,7 @@ class Plan:
     resolution: Resolution
     fields: int  # per specimen
     truth: bool
+    ihc_variation: float = 1.0
 
     def __post_init__(self) -> None:
         if self.train < 0 or self.val < 0 or self.train + self.val == 0:
@@ -49,6 +51,8 @@ class Plan:
             raise UsageError(f"fields of {self.size} px cannot be drawn; choose a side from 64 to 8192 (or --slide)")
         if not 0.1 <= self.resolution.mpp <= 2:
             raise UsageError(f"{self.resolution} is outside of what a phantom can show; choose 0.1 to 2 µm per pixel")
+        if not 0 <= self.ihc_variation <= 1:
+            raise UsageError(f"the variation of the IHC is from 0 to 1, not {self.ihc_variation:g}")
         if not 1 <= self.fields <= _REGION**2 // 4:
             raise UsageError(f"a specimen has 1 to {_REGION**2 // 4} fields, not {self.fields}")
         if self.layout != "mist" and len(self.markers) != 1:

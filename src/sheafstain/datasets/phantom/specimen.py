@@ -24,12 +24,17 @@ GRADES = ("0", "1+", "2+", "3+")
 
 @dataclass(frozen=True)
 class Draws:
-    """Named draws from one seed: adding a trait later leaves every other trait as it was."""
+    """Named draws from one seed: adding a trait later leaves every other trait as it was.
+
+    With a ``spread`` below 1 quantiles come from that share around the median: what is usual, and less of it.
+    """
 
     seed: int
+    spread: float = 1.0
 
     def unit(self, name: str) -> float:
-        return float(uniform(self.seed, zlib.crc32(name.encode()), np.zeros(1, np.int64))[0])
+        drawn = float(uniform(self.seed, zlib.crc32(name.encode()), np.zeros(1, np.int64))[0])
+        return drawn if self.spread == 1 else 0.5 + (drawn - 0.5) * self.spread
 
     def between(self, name: str, low: float, high: float) -> float:
         return low + (high - low) * self.unit(name)
