@@ -32,7 +32,7 @@ GRACE = 30.0  # seconds to save and end in
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One training; the first words say what is not as in its file."""
+    """One training; ``words`` say what is not as in its file."""
 
     name: str
     file: str
@@ -96,22 +96,22 @@ class Making:
 
     def draw(self, pairs: int, held_out: int, measured: int, side: int) -> None:
         """Drawing goes on where it was stopped, and costs nothing when all is there."""
-        draw = (HERE / "draw.py", "pairs")
-        self.start(
-            "pairs", *draw, self.work / "pairs", "--train", pairs, "--val", held_out, "--seed", 31, "--side", side
-        )
-        self.wait()
-        truth = ("--val", measured, "--marker", "HER2", "--seed", 32, "--truth", "--side", side)
-        self.start("truth", *draw, self.work / "truth", *truth)
-        self.wait()
+        shown = ("--train", pairs, "--val", held_out, "--seed", 31)
+        hidden = ("--val", measured, "--marker", "HER2", "--seed", 32, "--truth")
+        for name, words in (("pairs", shown), ("truth", hidden)):
+            self.start(name, HERE / "draw.py", "pairs", self.work / name, *words, "--side", side)
+            self.wait()
 
     def train(self, words: list[str]) -> None:
         for run in RUNS:
             if not (self.work / run.name / "model" / "config.json").exists():
                 folders = ("--data.root", self.work / "pairs", "--output", self.work / run.name)
-                cache = () if run.file == "unsb.yaml" else ("--encoder.sections", self.work / "sections" / run.name)
+                own = (
+                    "--encoder.sections",
+                    self.work / "sections" / run.name,
+                )  # not one for two at once
                 module = ("-m", "sheafstain.training", HERE / run.file, "--resume")
-                self.start(run.name, *module, *run.words, *folders, *cache, *words)
+                self.start(run.name, *module, *run.words, *folders, *own, *words)
                 self.wait(TOGETHER - 1)
         self.wait()
 

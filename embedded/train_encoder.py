@@ -187,7 +187,6 @@ def export(pupil: Pupil, entry: EncoderEntry, folder: Path, recipe: dict[str, An
     write_whole(folder / "README.md", card.format(id=entry.id, parameters=entry.parameters, **said, **recipe).encode())
     with whole(folder / "model.safetensors") as part:
         save_file(state, part, metadata={"format": "pt"})
-        part.chmod(0o644)  # the library writes for its owner alone
 
 
 if __name__ == "__main__":

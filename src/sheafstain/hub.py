@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sheafstain.errors import SheafStainError
 from sheafstain.whole import whole, write_whole
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 WEIGHTS_VARIABLE = "SHEAFSTAIN_WEIGHTS"
 SAFE = "model.safetensors"  # the name every published folder uses
 PICKLES = (".bin", ".pth", ".pt", ".ckpt", ".pkl")
+
+Place = Literal["shipped", "weights folder", "Hub cache", "folder"]
 
 _HEADER_LIMIT = 100 * 2**20  # bytes: the limit the safetensors format itself sets
 
@@ -46,6 +48,21 @@ def weights_folder() -> Path:
 def shipped_folder() -> Path:
     """The weights that are part of this package: a folder each, laid out as on the Hub (D21)."""
     return Path(__file__).parent / "weights"
+
+
+def place(path: Path) -> Place:
+    """Which of the places that ``locate`` looks in a file lies in, in a word; else it is somebody's folder."""
+    from huggingface_hub import constants
+
+    places: dict[Place, Path] = {
+        "weights folder": weights_folder(),
+        "shipped": shipped_folder(),
+        "Hub cache": Path(constants.HF_HUB_CACHE),
+    }
+    for word, root in places.items():
+        if path.is_relative_to(root):
+            return word
+    return "folder"
 
 
 def locate(name: str, repo: str | None = None) -> Path | None:

@@ -6,6 +6,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,14 @@ SLEEPER = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(75));
 def make(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(RECIPE))
     return import_module("make")
+
+
+def sleeping(making: Any) -> Any:
+    """A command that waits for SIGTERM, started as ``one``."""
+    making.start("one", "-c", SLEEPER)
+    while not (making.work / "logs" / "one.txt").read_text():
+        time.sleep(0.05)
+    return making.running["one"]
 
 
 def test_all_runs_see_the_same_windows_with_networks_of_one_size(make: ModuleType) -> None:
@@ -38,10 +47,7 @@ def test_all_runs_see_the_same_windows_with_networks_of_one_size(make: ModuleTyp
 
 def test_when_the_time_is_over_runs_are_asked_to_save_and_end(make: ModuleType, tmp_path: Path) -> None:
     making = make.Making(tmp_path, time.monotonic() + 2.0)
-    making.start("one", "-c", SLEEPER)
-    process = making.running["one"]
-    while not (tmp_path / "logs" / "one.txt").read_text():
-        time.sleep(0.05)
+    process = sleeping(making)
     with pytest.raises(SystemExit, match="the same command goes on"):
         making.wait()
     assert process.returncode == 75
@@ -49,10 +55,7 @@ def test_when_the_time_is_over_runs_are_asked_to_save_and_end(make: ModuleType, 
 
 def test_a_run_that_fails_ends_the_others_and_its_log_is_named(make: ModuleType, tmp_path: Path) -> None:
     making = make.Making(tmp_path, time.monotonic() + 60)
-    making.start("one", "-c", SLEEPER)
-    other = making.running["one"]
-    while not (tmp_path / "logs" / "one.txt").read_text():
-        time.sleep(0.05)
+    other = sleeping(making)
     making.start("two", "-c", "raise SystemExit('no pairs')")
     with pytest.raises(SystemExit, match=r"two failed: .*two\.txt says why"):
         making.wait(1)

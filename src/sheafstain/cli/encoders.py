@@ -138,15 +138,12 @@ def _facts(entry: EncoderEntry) -> dict[str, object]:
 
 def _where(entry: EncoderEntry) -> str:
     """A word: the Hub's cache has paths that no table holds."""
-    from sheafstain.hub import shipped_folder, weights_folder
+    from sheafstain.hub import place
     from sheafstain.sheaf.registry import weights_of
 
-    path = weights_of(entry)
-    if path is None:
-        return "drawn" if entry.random else "no"
-    if path.is_relative_to(shipped_folder()):
-        return "shipped"
-    return "weights folder" if path.is_relative_to(weights_folder()) else "Hub cache"
+    if (path := weights_of(entry)) is not None:
+        return place(path)
+    return "drawn" if entry.random else "no"
 
 
 def _access(entry: EncoderEntry) -> str:

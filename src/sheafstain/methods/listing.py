@@ -10,14 +10,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from sheafstain import hub
 from sheafstain.errors import SheafStainError
 from sheafstain.methods.model import CARD, CONFIG, ModelConfig, find_model, read_config
 from sheafstain.methods.registry import METHODS
-
-Where = Literal["shipped", "weights folder", "Hub cache", "folder"]
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")  # of batch norm: counted by nobody as parameters
 
@@ -27,7 +24,7 @@ class ModelEntry:
     """One translator. ``name`` is what ``--model`` takes."""
 
     name: str
-    where: Where
+    where: hub.Place
     path: Path  # of the weights file
     config: ModelConfig
     conditioning: str
@@ -83,7 +80,7 @@ def _entry(name: str, path: Path) -> ModelEntry:
     tensors = hub.read_header(path)
     return ModelEntry(
         name=name,
-        where=_where(path),
+        where=hub.place(path),
         path=path,
         config=config,
         conditioning=settings.conditioning,
@@ -117,17 +114,3 @@ def _is_model(config: Path) -> bool:
     except (OSError, ValueError):
         return True
     return isinstance(content, dict) and "method" in content
-
-
-def _where(path: Path) -> Where:
-    from huggingface_hub import constants
-
-    places: dict[Where, Path] = {
-        "weights folder": hub.weights_folder(),
-        "shipped": hub.shipped_folder(),
-        "Hub cache": Path(constants.HF_HUB_CACHE),
-    }
-    for where, root in places.items():
-        if path.is_relative_to(root):
-            return where
-    return "folder"
