@@ -2,7 +2,7 @@
 
     python benchmarks/stain.py                            # on a GPU: the paper's networks, one 1024² image
     python benchmarks/stain.py --slide 20000 --rows 6000  # and a phantom slide, of which so many rows are translated
-    python benchmarks/stain.py --size embedded            # the networks that ship with SheafStain, also on a CPU
+    python benchmarks/stain.py --size embedded            # networks of the embedded size, also on a CPU
 
 Weights are random and do not change speed. Each row is ``Stainer.stain`` from an array to an array: the paper's
 protocol (a neighbourhood of crops around each of 34 windows), the lattice (one walk of the encoder), and no

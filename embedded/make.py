@@ -1,4 +1,4 @@
-"""Make the generators that ship with SheafStain, and the evidence that they work, on one GPU in half an hour.
+"""Make the generators that are to ship with SheafStain, and the evidence of how they work, on one GPU.
 
     python embedded/make.py out/embedded                  # all of it; the same again goes on where it was stopped
     python embedded/make.py out/embedded --minutes 9      # stop after so long, with everything saved
@@ -10,7 +10,8 @@
 3. The models for HER2 are held against each other and against the truth (``evidence.py``).
 4. The four models go to ``weights/``, from where they go into ``src/sheafstain/weights``.
 
-The encoder is made before (``train_encoder.py``); the generators are conditioned on the one that ships.
+The encoder is made before (``train_encoder.py``); the generators are conditioned on the one that ships. All of it
+should take half an hour; it has been run whole at tiny size only.
 """
 
 from __future__ import annotations
@@ -106,10 +107,7 @@ class Making:
         for run in RUNS:
             if not (self.work / run.name / "model" / "config.json").exists():
                 folders = ("--data.root", self.work / "pairs", "--output", self.work / run.name)
-                own = (
-                    "--encoder.sections",
-                    self.work / "sections" / run.name,
-                )  # not one for two at once
+                own = ("--encoder.sections", self.work / "sections" / run.name)  # not one for two at once
                 module = ("-m", "sheafstain.training", HERE / run.file, "--resume")
                 self.start(run.name, *module, *run.words, *folders, *own, *words)
                 self.wait(TOGETHER - 1)
