@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from concurrent.futures import as_completed
 from functools import partial
@@ -33,6 +34,7 @@ from sheafstain.datasets.phantom.specimen import MARKERS, Marker, Specimen
 from sheafstain.window import Resolution, Size, Window
 
 FIELDS = 4  # blocks of a specimen: three where there is tissue and mostly tumour, one anywhere
+PAIRS = 1  # fields of a specimen: a pair more is another patient and another laboratory's H&E
 FINE, COARSE = 0.42, 0.6  # µm/px: the models are for 0.5, and slides are not exact
 # Of a specimen's traits those that the picture shows. What the markers do with them is not among them.
 TRAITS = ("nucleus", "pleomorphism", "vesicular", "crowding", "mitotic", "amphophilic", "gland", "cords", "loose")
@@ -55,6 +57,7 @@ def main() -> None:
         each.add_argument("--seed", type=int, required=True)
         each.add_argument("--workers", type=int, default=None)
     chosen = parser.parse_args()
+    os.nice(10)  # it takes every core, and trainings beside it wait for one
     began = time.perf_counter()
     if chosen.what == "blocks":
         drawn = draw_store(chosen.store, chosen.count, chosen.seed, chosen.workers)
@@ -62,7 +65,7 @@ def main() -> None:
         size, markers = Size(chosen.side, chosen.side), tuple(chosen.marker)
         counts = (chosen.train, chosen.val)
         # What an H&E cannot tell is how the IHC will be dyed: as in BCI and MIST all of it is of one laboratory.
-        plan = Plan("mist", chosen.seed, *counts, markers, size, Resolution(0.5), FIELDS, chosen.truth, ONE_LABORATORY)
+        plan = Plan("mist", chosen.seed, *counts, markers, size, Resolution(0.5), PAIRS, chosen.truth, ONE_LABORATORY)
         drawn = write_dataset(chosen.set, plan, workers=chosen.workers)
     seconds = time.perf_counter() - began
     print(f"{drawn} {chosen.what} in {seconds:.0f} s, {drawn / seconds:.1f} a second, {cores()} cores", flush=True)

@@ -20,7 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from sheafstain.datasets.layouts import open_dataset
 from sheafstain.datasets.records import Record
@@ -35,6 +34,7 @@ from sheafstain.translate.pixels import ArraySource
 from sheafstain.translate.stainer import Stainer
 
 METRICS = ("seam-excess", "dab-r", "dab-iou", "fd-encoder", "psnr", "ssim")
+YARDSTICKS = 3  # rows without a model
 SHEETS = 6
 
 
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--stain", default="HER2")
     parser.add_argument("--limit", type=int, help="only so many images")
     parser.add_argument("--encoder", default="phantom-small", help="whose features the Fréchet distance compares")
+    parser.add_argument("--part", action="store_true", help="stain and measure these models alone, and write no table")
     parser.add_argument("--device")
     chosen = parser.parse_args()
     records = open_dataset(chosen.data).select("val", chosen.stain)[: chosen.limit]
@@ -58,7 +59,10 @@ def main() -> None:
         folders[name] = chosen.output / name
         energies[name] = stain(records, folder, conditioning or None, folders[name], chosen.device)
         print(f"{name}: stained, energy {energies[name]:.3g}", flush=True)
-    rows = [{"method": name, "energy": energies[name], **measure(name, folders, encoder)} for name in folders]
+    own = list(folders)[YARDSTICKS:] if chosen.part and chosen.model else list(folders)
+    rows = [{"method": name, "energy": energies[name], **measure(name, folders, encoder)} for name in own]
+    if chosen.part:
+        return
     write(rows, len(records), chosen.output)
     for record in records[:SHEETS]:
         sheet(record, folders, chosen.output)
@@ -73,7 +77,9 @@ def yardsticks(data: Path, records: tuple[Record, ...], output: Path) -> dict[st
         for record in records:
             truth = data / "truth" / record.stain / record.split / "ihc" / f"{record.id}.png"
             source = {"truth": truth, "H&E": record.he, "consecutive": record.ihc}[name]
-            shutil.copyfile(source, found[name] / f"{record.id}{source.suffix}")
+            place = found[name] / f"{record.id}{source.suffix}"
+            if not place.exists():
+                shutil.copyfile(source, place)
     return found
 
 
@@ -98,7 +104,7 @@ def stain(
 
 
 def measure(name: str, folders: dict[str, Path], encoder: Encoder) -> dict[str, float | None]:
-    suite = Suite(choose(METRICS, ["encoder"]), device=torch.device("cpu"), encoder=encoder)
+    suite = Suite(choose(METRICS, ["encoder"]), device=encoder.device, encoder=encoder)
     listing = list_items(folders[name], folders["truth"])
     target = folders[name].parent / "scores" / name
     report = score(listing, suite, target, name=name, features=target.parent / "features", workers=16)

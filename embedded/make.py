@@ -1,17 +1,16 @@
-"""Make the generators that are to ship with SheafStain, and the evidence of how they work, on one GPU.
+"""Make the generators that ship with SheafStain, and the evidence of how they work, on one GPU.
 
     python embedded/make.py out/embedded                  # all of it; the same again goes on where it was stopped
     python embedded/make.py out/embedded --minutes 9      # stop after so long, with everything saved
 
 1. Pairs are drawn, to train on (four markers) and to measure on (HER2, with the aligned truth).
-2. Runs are trained two at a time, for a GPU waits on the launches of networks so small: SheafStain for HER2, ER, PR and
-   Ki-67, and what HER2 is compared with: conditioned on neighbourhoods, UNSB repaired, UNSB as released. All see the
-   same number of windows of the same pairs.
-3. The models for HER2 are held against each other and against the truth (``evidence.py``).
+2. All runs are trained at once, for networks so small keep one core busy and the GPU waiting: SheafStain for HER2, ER,
+   PR and Ki-67, and what HER2 is compared with: conditioned on neighbourhoods, with the paper's weights of the gluing
+   losses, UNSB repaired, UNSB as released. All take as many steps on windows of the same pairs.
+3. The models for HER2 are held against each other and against the truth (``evidence.py``), each as soon as it is made.
 4. The four models go to ``weights/``, from where they go into ``src/sheafstain/weights``.
 
-The encoder is made before (``train_encoder.py``); the generators are conditioned on the one that ships. All of it
-should take half an hour; it has been run whole at tiny size only.
+The encoder is made before (``train_encoder.py``); the generators are conditioned on the one that ships.
 """
 
 from __future__ import annotations
@@ -23,11 +22,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from sheafstain.datasets.phantom.specimen import MARKERS
+
 HERE = Path(__file__).resolve().parent
-TOGETHER = 2  # runs at once
 GRACE = 30.0  # seconds to save and end in
 
 
@@ -37,107 +38,119 @@ class Run:
 
     name: str
     file: str
+    marker: str
     words: tuple[str, ...] = ()
 
 
 RUNS = (
-    Run("her2", "generator.yaml", ("--data.stain", "HER2")),
-    Run("unsb", "unsb.yaml"),
-    Run("er", "generator.yaml", ("--data.stain", "ER")),
-    Run("neighborhood", "generator.yaml", ("--data.stain", "HER2", "--settings.conditioning", "neighborhood")),
-    Run("pr", "generator.yaml", ("--data.stain", "PR")),
-    Run("unsb-as-released", "unsb.yaml", ("--settings.as_released", "true")),
-    Run("ki67", "generator.yaml", ("--data.stain", "Ki67")),
+    Run("her2", "generator.yaml", "HER2"),
+    Run("unsb", "unsb.yaml", "HER2"),
+    Run("neighborhood", "generator.yaml", "HER2", ("--settings.conditioning", "neighborhood")),
+    Run("unsb-as-released", "unsb.yaml", "HER2", ("--settings.as_released", "true")),
+    Run("paper-weights", "generator.yaml", "HER2", ("--settings.sheaf", "1.0", "--settings.cocycle", "0.1")),
+    Run("er", "generator.yaml", "ER"),
+    Run("pr", "generator.yaml", "PR"),
+    Run("ki67", "generator.yaml", "Ki67"),
 )
 SHIPPED = ("her2", "er", "pr", "ki67")
-COMPARED = {"UNSB as released": "unsb-as-released", "UNSB": "unsb", "neighborhood": "neighborhood", "lattice": "her2"}
+COMPARED = {
+    "UNSB as released": "unsb-as-released",
+    "UNSB": "unsb",
+    "neighborhood": "neighborhood",
+    "lattice": "her2",
+    "lattice, paper's weights": "paper-weights",
+}
 
 
-@dataclass
-class Making:
-    """Steps of the work, each left out when its result is there, until the time is over."""
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A command that starts when those named in ``after`` have ended well. What it has done already costs little."""
 
-    work: Path
-    until: float
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    name: str
+    words: tuple[object, ...]
+    after: tuple[str, ...] = ()
 
-    def start(self, name: str, *words: object) -> None:
-        """A command of this folder or a module, its output in ``logs/NAME.txt``."""
-        (self.work / "logs").mkdir(parents=True, exist_ok=True)
-        print(f"{name} …", flush=True)
-        with (self.work / "logs" / f"{name}.txt").open("a") as log:
-            command = [sys.executable, *map(str, words)]
-            environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(self.work / "compiled")}
-            self.running[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
-    def wait(self, most: int = 0) -> None:
-        """Until no more than ``most`` commands run; ends the program when the time is over or one of them failed."""
-        while len(self.running) > most:
-            time.sleep(0.2)
-            for name, process in list(self.running.items()):
-                if process.poll() is not None:
-                    del self.running[name]
-                    if process.returncode:
-                        self.stop()
-                        raise SystemExit(f"{name} failed: {self.work / 'logs' / f'{name}.txt'} says why")
-                    print(f"{name}: done", flush=True)
-            if time.monotonic() > self.until:
-                self.stop()
-                raise SystemExit(f"{self.work}: stopped, saved; the same command goes on")
+def tasks(work: Path, pairs: int, measured: int, side: int, words: Sequence[str]) -> Iterator[Task]:
+    """All that is to do, in an order in which it could be done."""
+    draw = (HERE / "draw.py", "pairs", "--side", side)
+    before: tuple[str, ...] = ()
+    for marker in MARKERS:  # one after the other: each takes all cores
+        name = f"pairs-{marker}"
+        yield Task(name, (*draw, work / name, "--train", pairs, "--val", 4, "--seed", 31, "--marker", marker), before)
+        before = (name,)
+    hidden = ("--val", measured, "--marker", "HER2", "--seed", 32, "--truth")
+    yield Task("truth", (*draw, work / "truth", *hidden), before)
+    for run in RUNS:
+        folders = ("--data.root", work / f"pairs-{run.marker}", "--output", work / run.name)
+        own = ("--encoder.sections", work / "sections" / run.name)  # not one for several at once
+        module = ("-m", "sheafstain.training", HERE / run.file, "--resume", "--data.stain", run.marker)
+        yield Task(run.name, (*module, *run.words, *folders, *own, *words), (f"pairs-{run.marker}",))
+    evidence = (HERE / "evidence.py", work / "truth", work / "evidence")
+    yield Task("yardsticks", (*evidence, "--part"), ("truth",))
+    models = {run: ("--model", f"{name}={work / run / 'model'}") for name, run in COMPARED.items()}
+    for run, model in models.items():
+        yield Task(f"evidence-{run}", (*evidence, *model, "--part"), ("yardsticks", run))
+    everything = tuple(word for model in models.values() for word in model)
+    yield Task("table", (*evidence, *everything), tuple(f"evidence-{run}" for run in models))
 
-    def stop(self) -> None:
-        for process in self.running.values():
-            process.send_signal(signal.SIGTERM)
-        over = time.monotonic() + GRACE
-        for process in self.running.values():
-            try:
-                process.wait(max(over - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                process.kill()
 
-    def draw(self, pairs: int, held_out: int, measured: int, side: int) -> None:
-        """Drawing goes on where it was stopped, and costs nothing when all is there."""
-        shown = ("--train", pairs, "--val", held_out, "--seed", 31)
-        hidden = ("--val", measured, "--marker", "HER2", "--seed", 32, "--truth")
-        for name, words in (("pairs", shown), ("truth", hidden)):
-            self.start(name, HERE / "draw.py", "pairs", self.work / name, *words, "--side", side)
-            self.wait()
+def perform(todo: list[Task], work: Path, until: float) -> None:
+    """Every task as soon as it can start, failed ones and what needs them left out; ends when the time is over."""
+    (work / "logs").mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(work / "compiled")}
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    done: set[str] = set()
+    failed: list[str] = []
+    began = time.monotonic()
+    while (ready := [task for task in todo if done.issuperset(task.after)]) or running:
+        for task in ready:
+            todo.remove(task)
+            print(f"{time.monotonic() - began:.0f} s: {task.name} …", flush=True)
+            with (work / "logs" / f"{task.name}.txt").open("a") as log:
+                command = [sys.executable, *map(str, task.words)]
+                running[task.name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        time.sleep(0.2)
+        for name, process in list(running.items()):
+            if process.poll() is not None:
+                del running[name]
+                how = "failed" if process.returncode else "done"
+                print(f"{time.monotonic() - began:.0f} s: {name}: {how}", flush=True)
+                if process.returncode:
+                    failed.append(str(work / "logs" / f"{name}.txt"))
+                else:
+                    done.add(name)
+        if time.monotonic() > until:
+            stop(running)
+            raise SystemExit(f"{work}: stopped, saved; the same command goes on")
+    if failed:
+        raise SystemExit(f"not all was made; what failed says why: {', '.join(failed)}")
 
-    def train(self, words: list[str]) -> None:
-        for run in RUNS:
-            if not (self.work / run.name / "model" / "config.json").exists():
-                folders = ("--data.root", self.work / "pairs", "--output", self.work / run.name)
-                own = ("--encoder.sections", self.work / "sections" / run.name)  # not one for two at once
-                module = ("-m", "sheafstain.training", HERE / run.file, "--resume")
-                self.start(run.name, *module, *run.words, *folders, *own, *words)
-                self.wait(TOGETHER - 1)
-        self.wait()
 
-    def measure(self) -> None:
-        models = [f"{name}={self.work / run / 'model'}" for name, run in COMPARED.items()]
-        words = [word for model in models for word in ("--model", model)]
-        self.start("evidence", HERE / "evidence.py", self.work / "truth", self.work / "evidence", *words)
-        self.wait()
-
-    def collect(self) -> None:
-        for name in SHIPPED:
-            shutil.copytree(self.work / name / "model", self.work / "weights" / name, dirs_exist_ok=True)
-        print(f"{self.work / 'weights'}: {', '.join(SHIPPED)}; evidence in {self.work / 'evidence'}", flush=True)
+def stop(running: dict[str, subprocess.Popen[bytes]]) -> None:
+    for process in running.values():
+        process.send_signal(signal.SIGTERM)
+    over = time.monotonic() + GRACE
+    for process in running.values():
+        try:
+            process.wait(max(over - time.monotonic(), 0.1))
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path)
     parser.add_argument("--minutes", type=float, default=float("inf"))
-    parser.add_argument("--pairs", type=int, default=300, help="of each marker, to train on")
+    parser.add_argument("--pairs", type=int, default=128, help="of each marker, to train on")
     parser.add_argument("--measured", type=int, default=200, help="held-out images with their truth")
     parser.add_argument("--side", type=int, default=1024, help="of all images")
     chosen, words = parser.parse_known_args()  # the rest goes to every training: --key.sub value …
-    making = Making(chosen.work.resolve(), time.monotonic() + 60 * chosen.minutes)
-    making.draw(chosen.pairs, 4, chosen.measured, chosen.side)
-    making.train(words)
-    making.measure()
-    making.collect()
+    until, work = time.monotonic() + 60 * chosen.minutes, chosen.work.resolve()
+    perform(list(tasks(work, chosen.pairs, chosen.measured, chosen.side, words)), work, until)
+    for name in SHIPPED:
+        shutil.copytree(work / name / "model", work / "weights" / name, dirs_exist_ok=True)
+    print(f"{work / 'weights'}: {', '.join(SHIPPED)}; evidence in {work / 'evidence'}", flush=True)
 
 
 if __name__ == "__main__":
