@@ -82,8 +82,9 @@ the H&E, not what an antibody would have bound. Look at the defect map beside ev
 | input | H&E, RGB, {f"{model.mpp:g} µm per pixel" if model.mpp else "pixel size not known"} |
 | output | {model.stain}, same size and place |
 | sections from | {encoder} |
-| trained on | {facts.get("images", 0)} pairs ({facts.get("layout", "pairs")}, split {config.data.train}) |
+| trained on | {facts.get("images", 0)} pairs ({config.data.layout or "folders"}, split {config.data.train}) |
 | training | {header.step} steps, {header.samples} windows of {config.data.window} px, batch {config.batch}{average} |
+| seed and machine | {config.seed}; {facts["machine"]}, {facts["time"][:10]} |
 | made with | {versions}; revision {facts.get("revision") or "of the package"} |
 
 `sheafstain stain IMAGE --model FOLDER -o OUTPUT` uses it.

@@ -96,7 +96,10 @@ class _Run:
         tokens = conditions.tokens if conditions is not None and align else None
         if conditions is not None:
             conditions.complete([*records, *held_out], progress)
-        self.facts = _facts(config, records, held_out, conditions)
+        self.facts = _facts(config, records, held_out, conditions) | {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "machine": f"{here.size} × {provenance.machine(here.device)}",
+        }
         if header is not None:
             _refuse(last, _changed(header.facts, self.facts))
         if here.first:
@@ -157,14 +160,7 @@ class _Run:
         write_whole(self.folder / configs.CONFIG, as_yaml(self.config).encode())
         note = self.folder / "run.json"
         starts: list[Any] = json.loads(note.read_text()) if note.is_file() else []
-        starts.append(
-            {
-                "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-                "machine": provenance.machine(self.here.device),
-                "processes": self.here.size,
-                **self.facts,
-            }
-        )
+        starts.append(self.facts)
         write_whole(note, (json.dumps(starts, indent=2, ensure_ascii=False) + "\n").encode())
 
     def _tell_start(self, images: int, last: Path | None) -> None:
@@ -174,7 +170,7 @@ class _Run:
         how = f"{str(engine.dtype).removeprefix('torch.')}{', compiled' if engine.compile else ''}"
         text = (
             f"{self.folder}: {self.config.method}, {count:,} parameters; {images} pairs, {self.steps} steps of "
-            f"{self.config.batch} on {self.here.size} × {provenance.machine(self.here.device)}, {how}"
+            f"{self.config.batch} on {self.facts['machine']}, {how}"
         )
         self.log.event(
             "start", text, step=loop.step, parameters=count, images=images, steps=self.steps, processes=self.here.size
