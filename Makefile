@@ -12,9 +12,9 @@ DEMO := demo
 help: ## say what there is to make
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1	\2/p' Makefile
 
-demo: $(READY) ## draw an H&E/IHC pair with known truth and a picture of it, into ./demo (made anew)
+demo: $(READY) ## stain synthetic tissue, measure it and show it on one page, into ./demo (made anew)
 	rm -rf $(DEMO)
-	.venv/bin/sheafstain data phantom $(DEMO) --train 1 --val 0 --seed 1 --truth --picture $(DEMO)/phantom.png
+	.venv/bin/sheafstain demo -o $(DEMO)
 
 test: lint ## all that a change must pass: lint, then the tests with their coverage
 	.venv/bin/pytest -n auto --cov --cov-report=term

@@ -42,7 +42,7 @@ def demo(
     output
         Folder of everything that is written.
     model
-        Its folder, or its name if it lies among the weights (her2, er, pr, ki67): any whose stain a phantom has.
+        One of those that ship (her2, er, pr, ki67), or any other whose stain a phantom has.
     size
         Width x height of the field, in pixels. When not given, what a laptop does in a minute.
     slide

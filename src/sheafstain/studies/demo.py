@@ -38,11 +38,9 @@ from sheafstain.translate.stainer import Stainer
 from sheafstain.whole import write_whole
 from sheafstain.window import Resolution, Size
 
-# These keep it under three minutes on two slow cores. The slide is larger and is stained with fewer evaluations of the
-# generator than the field, which is the one that is measured.
+# These keep it under three minutes on two slow cores.
 FIELD = Size(1024, 1024)
 SLIDE = Size(1024, 1536)
-SLIDE_NFE = 1
 SMALLEST_FIELD, SMALLEST_SLIDE = 256, BLOCK  # px a side: a window, and what a slide is drawn in
 SEED = 2508  # a specimen with all four markers in it; seeds below 2²⁴ are in no training set of the embedded models
 
@@ -144,16 +142,11 @@ def draw(
 
 
 def stain(files: Files, stainer: Stainer, progress: Progress) -> None:
-    """Stain the field with all evaluations of the model, and the slide with ``SLIDE_NFE``.
-
-    ``progress(name)`` yields what ``Stainer.stain_file`` takes as ``start``.
-    """
-    quick = min(SLIDE_NFE, stainer.model.evaluations)
-    jobs = ((files.he, files.stained, None), (files.slide, files.stained_slide, quick))
-    for source, target, nfe in jobs:
+    """Stain the field and the slide; ``progress(name)`` yields what ``Stainer.stain_file`` takes as ``start``."""
+    for source, target in ((files.he, files.stained), (files.slide, files.stained_slide)):
         mpp = resolution_of(stainer.model).mpp if source == files.he else None  # a slide says it itself
         with progress(source.name) as start:
-            stainer.stain_file(source, target, mpp=mpp, nfe=nfe, overwrite=True, start=start)
+            stainer.stain_file(source, target, mpp=mpp, overwrite=True, start=start)
 
 
 def comparisons(files: Files) -> dict[str, tuple[Path, Path]]:

@@ -170,9 +170,6 @@ def _defect_section(field: Field, marker: str) -> Html:
 
 
 def _slide_section(files: Files, report: Mapping[str, Any]) -> Html:
-    evaluations = report["protocol"]["nfe"]
-    full = report["model"]["evaluations"]
-    quick = "" if evaluations == full else f" To save time, with {evaluations} of {full} evaluations of the generator."
     w, h = report["output"]["size"]
     worst = [
         element("div", element("h3", place.title), panels_figures(place, files.marker))
@@ -182,7 +179,7 @@ def _slide_section(files: Files, report: Mapping[str, Any]) -> Html:
         "A slide",
         paragraph(
             f"{w} × {h} px of the same tissue, as a pyramid in a file: read, stained and written in bands, so that a "
-            f"slide of any height fits into memory.{quick} Below it, where its windows disagree most."
+            f"slide of any height fits into memory. Below it, where its windows disagree most."
         ),
         panels_figures(whole_panels(files.stained_slide, files.slide, report), files.marker),
         *worst,

@@ -1,15 +1,14 @@
-"""The gluing stage: translated windows become rows of the output."""
+"""Gluing: translated windows become rows of the output."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from sheafstain.sheaf.glue import Glued, Gluer
 from sheafstain.translate.plan import Plan
-from sheafstain.translate.stages import Channel
 from sheafstain.translate.windows import Translated
 from sheafstain.window import Window
 
@@ -31,28 +30,27 @@ class Finished:
     spread: np.ndarray | None
 
 
-def glue(plan: Plan, translated: Iterable[Translated], out: Channel[Translated | Finished]) -> None:
-    """Hand on every batch of windows, and after it the rows that it completes."""
+def glue(plan: Plan, translated: Iterable[Translated]) -> Iterator[Translated | Finished]:
+    """Every batch of windows, and after it the rows that it completes."""
     target = plan.target
     gluers = [Gluer(target.size, background=BACKGROUND) for _ in plan.protocol.seeds]
     band = max(BAND // target.w, 16)
     done = 0
 
-    def finish(row: int) -> None:
+    def finish(row: int) -> Iterator[Finished]:
         nonlocal done
         while done < row:
             done = min(done + band, row)
             for glued in zip(*(gluer.rows_done(done) for gluer in gluers), strict=True):
-                out.put(merged(glued))
+                yield merged(glued)
 
     for item in translated:
         for gluer, pixels in zip(gluers, item.pixels(), strict=True):
             for piece, made in zip(item.pieces, pixels, strict=True):
                 gluer.add(piece.keep.within(target), piece.kept(made), piece.kind)
-        out.put(item)
-        finish(item.floor - target.y)
-    finish(target.h)
-    out.end()
+        yield item
+        yield from finish(item.floor - target.y)
+    yield from finish(target.h)
 
 
 def merged(samples: tuple[Glued, ...]) -> Finished:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -42,6 +43,7 @@ class Measuring:
         self.areas = maps.Areas(region.size)
         self.windows: dict[Kind, int] = {"lattice": 0, "extra": 0}  # whose rows are all finished
         self._open: list[tuple[int, Kind]] = []  # last row and kind of the others
+        self.seconds = 0.0  # of measuring, and of the sink
         if before is not None:
             self.energy.go_on(before.energies, before.worst, before.row)
             self.tally.go_on(before.histogram, before.total, before.pixels)
@@ -51,11 +53,13 @@ class Measuring:
     def run(self, things: Iterable[Translated | Finished]) -> None:
         try:
             for thing in things:
+                began = time.perf_counter()
                 if isinstance(thing, Translated):
                     self._windows(thing)
                 else:
                     self._rows(thing)
                     self.sink.settled(self.progress, stopped=False)
+                self.seconds += time.perf_counter() - began
         except Stopped:
             self.sink.settled(self.progress, stopped=True)
             raise

@@ -1,9 +1,10 @@
 """One translation: rows are decoded, windows translated, glued, measured and written at the same time.
 
-    decode ──bands──▶ compute ──windows──▶ glue ──rows──▶ measure and write
+    decode ──bands──▶ compute ──windows──▶ glue, measure and write
 
-The queues are short, so memory grows with the width of the image and never with its height. Computing is done by the
-calling thread, which is the one that Ctrl-C interrupts.
+Threads are few on purpose: with NumPy's short calls one more waits longer for the interpreter than it works. The queues
+are short, so memory grows with the width of the image and never with its height. Computing is done by the calling
+thread, which is the one that Ctrl-C interrupts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from sheafstain.translate.protocol import Translator
 from sheafstain.translate.stages import Stages
 from sheafstain.translate.windows import translate
 
-BANDS, BATCHES, ROWS = 1, 2, 2  # that wait between the stages
+BANDS, BATCHES = 1, 2  # that wait between the stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,9 @@ def run(
     plan = measuring.plan
     began = time.perf_counter()
     with Stages() as stages:
-        bands, translated, rows = (stages.channel(room) for room in (BANDS, BATCHES, ROWS))
+        bands, translated = (stages.channel(room) for room in (BANDS, BATCHES))
         stages.start("decode", lambda: decode(source, plan, bands, band))
-        stages.start("glue", lambda: glue(plan, translated, rows))
-        stages.start("write", lambda: measuring.run(rows))
+        stages.start("glue", lambda: measuring.run(glue(plan, translated)))
         pixels = Pixels(plan, bands, model.device)
         ready = conditioned(plan, pixels, encoder)
         count = translate(model, plan.protocol, ready, pixels, translated, batch, advance)
@@ -61,7 +61,7 @@ def run(
         total=time.perf_counter() - began,
         decode=stages.seconds["decode"] - bands.put_waited,
         compute=computed - bands.got_waited - translated.put_waited,
-        glue=stages.seconds["glue"] - translated.got_waited - rows.put_waited,
-        write=stages.seconds["write"] - rows.got_waited,
+        glue=stages.seconds["glue"] - translated.got_waited - measuring.seconds,
+        write=measuring.seconds,
         windows=count,
     )
