@@ -33,8 +33,8 @@ GRACE = 30.0  # seconds to save and end in
 MADE = """
 ## How it was made
 
-By `embedded/make.py` of the repository: one field of 1024² px of each of 128 specimens (seed 31), all immunostained in one
-laboratory. `docs/evidence.md` holds it against its rivals and the truth on phantoms that it has not seen.
+By `embedded/make.py` of the repository: one field of 1024² px of each of 128 specimens (seed 31), all immunostained in
+one laboratory. `docs/evidence.md` holds it against its rivals and the truth on phantoms that it has not seen.
 """
 
 

@@ -6,7 +6,6 @@ import time
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from sheafstain.training.config import read_config
 from sheafstain.training.settings import as_flat
 
 RECIPE = Path(__file__).parents[2] / "embedded"
-SLEEPER = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(75)); print(1, flush=True); time.sleep(60)"
+SLEEPER = "import signal, time; signal.signal(15, lambda *_: path.touch() or exit(75)); time.sleep(60)"
 
 
 @pytest.fixture
@@ -23,17 +22,11 @@ def make(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("make")
 
 
-def sleeping(making: Any) -> Any:
-    """A command that waits for SIGTERM, started as ``one``."""
-    making.start("one", "-c", SLEEPER)
-    while not (making.work / "logs" / "one.txt").read_text():
-        time.sleep(0.05)
-    return making.running["one"]
-
-
 def test_all_runs_see_the_same_windows_with_networks_of_one_size(make: ModuleType) -> None:
     """But for the marker, the method and its conditioning nothing differs between those that are compared."""
-    flat = {run.name: as_flat(read_config(RECIPE / run.file, run.words)) for run in make.RUNS}
+    flat = {
+        run.name: as_flat(read_config(RECIPE / run.file, ("--data.stain", run.marker, *run.words))) for run in make.RUNS
+    }
     assert set(make.COMPARED.values()) | set(make.SHIPPED) == set(flat)
     shared = flat["unsb"].keys() & flat["her2"].keys() - {"method", "output", "data.stain"}
     assert {"batch", "schedule.constant", "schedule.decay", "data.window", "settings.ngf", "seed"} <= shared
@@ -45,30 +38,43 @@ def test_all_runs_see_the_same_windows_with_networks_of_one_size(make: ModuleTyp
     assert {flat[name]["data.stain"] for name in make.SHIPPED} == {"HER2", "ER", "PR", "Ki67"}
 
 
-def test_when_the_time_is_over_runs_are_asked_to_save_and_end(make: ModuleType, tmp_path: Path) -> None:
-    making = make.Making(tmp_path, time.monotonic() + 2.0)
-    process = sleeping(making)
+def test_every_task_comes_after_what_it_needs(make: ModuleType, tmp_path: Path) -> None:
+    before: set[str] = set()
+    for task in make.tasks(tmp_path, 8, 2, 512, []):
+        assert before.issuperset(task.after) and task.name not in before, task.name
+        before.add(task.name)
+    assert task.name == "table" and before >= {run.name for run in make.RUNS}
+
+
+def test_when_the_time_is_over_what_runs_is_asked_to_save_and_end(make: ModuleType, tmp_path: Path) -> None:
+    saves = f"import pathlib; path = pathlib.Path({str(tmp_path / 'saved')!r}); {SLEEPER}"
+    todo = [make.Task("one", ("-c", saves)), make.Task("two", ("-c", ""), ("one",))]
     with pytest.raises(SystemExit, match="the same command goes on"):
-        making.wait()
-    assert process.returncode == 75
+        make.perform(todo, tmp_path, time.monotonic() + 2.0)
+    assert (tmp_path / "saved").exists() and not (tmp_path / "logs" / "two.txt").exists()
 
 
-def test_a_run_that_fails_ends_the_others_and_its_log_is_named(make: ModuleType, tmp_path: Path) -> None:
-    making = make.Making(tmp_path, time.monotonic() + 60)
-    other = sleeping(making)
-    making.start("two", "-c", "raise SystemExit('no pairs')")
-    with pytest.raises(SystemExit, match=r"two failed: .*two\.txt says why"):
-        making.wait(1)
-    assert other.returncode == 75 and "no pairs" in (tmp_path / "logs" / "two.txt").read_text()
+def test_what_fails_is_named_and_only_what_needs_it_is_left_out(make: ModuleType, tmp_path: Path) -> None:
+    todo = [
+        make.Task("draw", ("-c", "")),
+        make.Task("wrong", ("-c", "raise SystemExit('no pairs')"), ("draw",)),
+        make.Task("after", ("-c", ""), ("wrong",)),
+        make.Task("right", ("-c", "print('made')"), ("draw",)),
+    ]
+    with pytest.raises(SystemExit, match=r"what failed says why: \S*wrong\.txt$"):
+        make.perform(todo, tmp_path, time.monotonic() + 60)
+    logs = {path.stem: path.read_text().strip() for path in (tmp_path / "logs").iterdir()}
+    assert logs == {"draw": "", "wrong": "no pairs", "right": "made"}
 
 
-def test_what_is_trained_is_not_trained_again(
-    make: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[str] = []
-    monkeypatch.setattr(make.Making, "start", lambda self, name, *words: started.append(name))
-    for name in ("her2", "er"):
-        (tmp_path / name / "model").mkdir(parents=True)
-        (tmp_path / name / "model" / "config.json").touch()
-    make.Making(tmp_path, float("inf")).train([])
-    assert started == [run.name for run in make.RUNS if run.name not in ("her2", "er")]
+def test_what_ships_says_where_it_comes_from(make: ModuleType, tmp_path: Path) -> None:
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    for name in ("README.md", "config.json", "model.safetensors", "model.safetensors.sha256.json"):
+        (model / name).write_text(f"{name}\n")
+    for _ in range(2):
+        make.collect(model, tmp_path / "weights")
+    assert {path.name for path in (tmp_path / "weights").iterdir()} == {
+        *("README.md", "config.json", "model.safetensors"),
+    }
+    assert (tmp_path / "weights" / "README.md").read_text() == "README.md\n" + make.MADE
