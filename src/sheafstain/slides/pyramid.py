@@ -6,6 +6,7 @@ order and the halved rows to the level below. So memory is two rows of tiles a l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from sheafstain.window import Size
 
 Rows = NDArray[np.uint8]  # [n, w, 3] RGB, or [n, w] for a map
 Encoded = bytes | bytearray
+
+TOGETHER = 8  # tiles that a thread encodes in a go: small ones would keep the threads waiting for each other
 
 
 class Store(Protocol):
@@ -51,7 +54,7 @@ class Level:
         self._band = np.empty((making.tile.h, *band.shape[1:]), np.uint8)
         self._band[: len(band)] = band
         self._filled = len(band)
-        self._encoding: list[Future[Encoded]] = []
+        self._encoding: list[Future[list[Encoded]]] = []
 
     @property
     def band(self) -> Rows:
@@ -60,16 +63,19 @@ class Level:
     def add(self, rows: Rows) -> None:
         while len(rows):
             taken = rows[: len(self._band) - self._filled]
+            rows = rows[len(taken) :]
+            if len(taken) == len(self._band):  # a whole row of tiles needs no copy
+                self._emit(taken)
+                continue
             self._band[self._filled : self._filled + len(taken)] = taken
             self._filled += len(taken)
-            rows = rows[len(taken) :]
             if self._filled == len(self._band):
-                self._emit()
+                self._emit_band()
 
     def finish(self) -> None:
         """The last row of tiles, as high as it came, here and below."""
         if self._filled:
-            self._emit()
+            self._emit_band()
         self.settle()
         if self.below:
             self.below.finish()
@@ -77,7 +83,8 @@ class Level:
     def settle(self) -> None:
         """Wait for the tiles that are being encoded and store them."""
         for encoding in self._encoding:
-            self.store.append(encoding.result())
+            for tile in encoding.result():
+                self.store.append(tile)
         self._encoding = []
 
     def and_below(self) -> Iterator[Level]:
@@ -85,12 +92,19 @@ class Level:
         if self.below:
             yield from self.below.and_below()
 
-    def _emit(self) -> None:
-        self.settle()  # one row of tiles is encoded while the next one is gathered, never more
+    def _encoded(self, tiles: list[Rows]) -> list[Encoded]:
+        return [self._making.encode(tile) for tile in tiles]
+
+    def _emit_band(self) -> None:
         band, self._band, self._filled = self.band, np.empty_like(self._band), 0
+        self._emit(band)
+
+    def _emit(self, band: Rows) -> None:
+        self.settle()  # one row of tiles is encoded while the next one is gathered, never more
         side = self._making.tile.w
-        tiles = (band[:, x : x + side] for x in range(0, self.size.w, side))
-        self._encoding = [self._making.pool.submit(self._making.encode, tile) for tile in tiles]
+        tiles = [band[:, x : x + side] for x in range(0, self.size.w, side)]
+        some = (tiles[k : k + TOGETHER] for k in range(0, len(tiles), TOGETHER))
+        self._encoding = [self._making.pool.submit(self._encoded, each) for each in some]
         if self.below:
             self.below.add(self._making.halve(band))
 
@@ -106,9 +120,17 @@ def sizes_down_to(tile: int, size: Size) -> tuple[Size, ...]:
 
 def mean(rows: Rows) -> Rows:
     """Means of 2×2 pixels, half rounded up; at an odd border, of the pixels there are."""
-    from PIL import Image
-
-    return np.asarray(Image.fromarray(rows).reduce(2))
+    padding = [(0, side % 2) for side in rows.shape[:2]] + [(0, 0)] * (rows.ndim - 2)
+    rows = np.pad(rows, padding, "edge") if _odd(rows) else rows
+    h, w, *channels = rows.shape
+    flat, c = rows.reshape(h, -1), math.prod(channels)
+    total = np.add(flat[0::2], flat[1::2], dtype=np.uint16)
+    halved = np.empty((h // 2, w // 2 * c), np.uint8)
+    for k in range(c):  # by channel: NumPy is slow along a short last axis
+        four = total[:, k :: 2 * c] + total[:, k + c :: 2 * c]
+        four += 2
+        halved[:, k::c] = np.right_shift(four, 2, out=four)
+    return halved.reshape(h // 2, w // 2, *channels)
 
 
 def mean_of_defined(rows: Rows) -> Rows:
@@ -116,9 +138,13 @@ def mean_of_defined(rows: Rows) -> Rows:
 
     A plain mean would pull a lone value towards zero, and a smaller level would show less defect than there is.
     """
-    rows = np.pad(rows, [(0, side % 2) for side in rows.shape])
+    rows = np.pad(rows, [(0, side % 2) for side in rows.shape]) if _odd(rows) else rows
     total, count = _sums(rows.astype(np.uint16)), _sums((rows > 0).astype(np.uint16))
     return ((2 * total + count) // np.maximum(2 * count, 1)).astype(np.uint8)
+
+
+def _odd(rows: Rows) -> bool:
+    return any(side % 2 for side in rows.shape[:2])
 
 
 def _sums(values: NDArray[np.uint16]) -> NDArray[np.uint16]:

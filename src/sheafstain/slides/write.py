@@ -156,7 +156,7 @@ class Writer:
         return self
 
     def rows(self, rows: Rows) -> None:
-        """Append the next rows, uint8 [n, w, 3] (of a map [n, w]); they are copied."""
+        """Append the next rows, uint8 [n, w, 3] (of a map [n, w]), to be kept for a while: do not change them."""
         shape = (self.size.w, 3) if self._channels == 3 else (self.size.w,)
         if rows.dtype != np.uint8 or rows.shape[1:] != shape:
             said = ", ".join(map(str, ("n", *shape)))

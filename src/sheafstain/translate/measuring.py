@@ -71,9 +71,10 @@ class Measuring:
         return Progress(self._row, energies, worst, histogram, total, pixels, areas, dict(self.windows))
 
     def _windows(self, item: Translated) -> None:
-        for piece, made in zip(item.pieces, item.pixels()[0], strict=True):  # of several samples the first one
-            here = piece.keep.within(self.region)
-            self.energy.add(here, piece.kept(made))
+        made = zip(item.pieces, item.pixels()[0], strict=True)  # of several samples the first one
+        windows = [(piece.keep.within(self.region), piece.kept(pixels)) for piece, pixels in made]
+        self.energy.add_all(windows)
+        for (here, _), piece in zip(windows, item.pieces, strict=True):
             self._open.append((min(here.bottom, self.region.h), piece.kind))
 
     def _rows(self, rows: Finished) -> None:
