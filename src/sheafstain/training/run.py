@@ -96,7 +96,7 @@ class _Run:
         tokens = conditions.tokens if conditions is not None and align else None
         if conditions is not None:
             conditions.complete([*records, *held_out], progress)
-        self.facts = _facts(config, records, held_out, conditions) | {
+        self.facts: dict[str, Any] = _facts(config, records, held_out, conditions) | {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "machine": f"{here.size} × {provenance.machine(here.device)}",
         }
