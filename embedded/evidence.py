@@ -34,7 +34,6 @@ from sheafstain.translate.pixels import ArraySource
 from sheafstain.translate.stainer import Stainer
 
 METRICS = ("seam-excess", "dab-r", "dab-iou", "fd-encoder", "psnr", "ssim")
-YARDSTICKS = 3  # rows without a model
 SHEETS = 6
 
 
@@ -53,14 +52,15 @@ def main() -> None:
     encoder = load_encoder(chosen.encoder, device=chosen.device)
     folders = yardsticks(chosen.data, records, chosen.output)
     energies: dict[str, float | None] = dict.fromkeys(folders)
+    asked = [] if chosen.part and chosen.model else list(folders)
     for text in chosen.model:
         name, _, place = text.partition("=")
         folder, _, conditioning = place.partition("@")
         folders[name] = chosen.output / name
         energies[name] = stain(records, folder, conditioning or None, folders[name], chosen.device)
         print(f"{name}: stained, energy {energies[name]:.3g}", flush=True)
-    own = list(folders)[YARDSTICKS:] if chosen.part and chosen.model else list(folders)
-    rows = [{"method": name, "energy": energies[name], **measure(name, folders, encoder)} for name in own]
+        asked.append(name)
+    rows = [{"method": name, "energy": energies[name], **measure(name, folders, encoder)} for name in asked]
     if chosen.part:
         return
     write(rows, len(records), chosen.output)

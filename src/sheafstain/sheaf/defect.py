@@ -21,25 +21,40 @@ from sheafstain.window import Size, Window
 
 BLOCK = 2**17  # px
 TOGETHER = 2**18  # values of overlaps that are compared at once
+Ends = tuple[np.ndarray, np.ndarray]  # what two windows show on their overlap
 
 
 def coboundary(first: Window, s_first: np.ndarray, second: Window, s_second: np.ndarray) -> np.ndarray:
     """s_second − s_first on the overlap of two windows with pixels ``[h, w, c]``, float32 on the [0, 1] scale."""
-    one, other = _ends(first, s_first, second, s_second)
-    return _unit(other) - _unit(one)
+    return _difference(*_ends(first.overlap(second), first, s_first, second, s_second))
 
 
 def pair_energy(first: Window, s_first: np.ndarray, second: Window, s_second: np.ndarray) -> float:
     """Mean square of the coboundary over pixels and channels of an overlap that is not empty."""
-    if s_first.dtype == s_second.dtype == np.uint8:
-        return float(_energies_of_bytes([_ends(first, s_first, second, s_second)])[0])
-    return float(np.mean(np.square(coboundary(first, s_first, second, s_second)), dtype=np.float64))
+    return _energies([_ends(first.overlap(second), first, s_first, second, s_second)])[0]
 
 
-def _energies_of_bytes(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-    """The same of n pairs of ends ``[h, w, c]`` of one size, [n], several times as fast: a slide has more values in
-    overlaps than in itself. A row's sum of squares is a whole number, which float32 holds exactly but where windows
-    contradict each other outright."""
+def _energies(pairs: Sequence[Ends]) -> list[float]:
+    """The same of every pair; bytes on overlaps of one size side by side, as far as they fit into the cache."""
+    energies = [0.0] * len(pairs)
+    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for k, (one, other) in enumerate(pairs):
+        if one.dtype == other.dtype == np.uint8:
+            alike[one.shape].append(k)
+        else:
+            energies[k] = float(np.mean(np.square(_difference(one, other)), dtype=np.float64))
+    for shape, members in alike.items():
+        step = max(TOGETHER // math.prod(shape), 1)
+        for some in (members[start : start + step] for start in range(0, len(members), step)):
+            for k, energy in zip(some, _energies_of_bytes([pairs[k] for k in some]), strict=True):
+                energies[k] = float(energy)
+    return energies
+
+
+def _energies_of_bytes(pairs: Sequence[Ends]) -> np.ndarray:
+    """Of n pairs ``[h, w, c]`` of one size, [n], several times as fast: a slide has more values in overlaps than in
+    itself. A row's sum of squares is a whole number, which float32 holds exactly but where windows contradict each
+    other outright."""
     n, (h, w, c) = len(pairs), pairs[0][0].shape
     difference = np.stack([one for one, _ in pairs], dtype=np.int16).reshape(n, h, w * c)
     difference -= np.stack([other for _, other in pairs]).reshape(n, h, w * c)
@@ -47,10 +62,12 @@ def _energies_of_bytes(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> np.nda
     return np.vecdot(values, values).sum(1, dtype=np.float64) / (255**2 * h * w * c)
 
 
-def _ends(first: Window, s_first: np.ndarray, second: Window, s_second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What both windows show on their overlap."""
-    overlap = first.overlap(second)
+def _ends(overlap: Window, first: Window, s_first: np.ndarray, second: Window, s_second: np.ndarray) -> Ends:
     return s_first[overlap.within(first).slices], s_second[overlap.within(second).slices]
+
+
+def _difference(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return _unit(other) - _unit(one)
 
 
 def _unit(pixels: np.ndarray) -> np.ndarray:
@@ -70,27 +87,6 @@ class EnergySummary:
 
     def as_dict(self) -> dict[str, float]:
         return asdict(self)
-
-
-_Meeting = tuple[Window, np.ndarray, Window, np.ndarray]  # two windows that overlap, and their pixels
-
-
-def _energies(meetings: Sequence[_Meeting]) -> list[float]:
-    """Of each one; bytes on overlaps of one size side by side, as far as they fit into the cache."""
-    energies = [0.0] * len(meetings)
-    alike: dict[tuple[int, ...], list[tuple[int, tuple[np.ndarray, np.ndarray]]]] = defaultdict(list)
-    for k, meeting in enumerate(meetings):
-        ends = _ends(*meeting)
-        if ends[0].dtype == ends[1].dtype == np.uint8:
-            alike[ends[0].shape].append((k, ends))
-        else:
-            energies[k] = pair_energy(*meeting)
-    for shape, pairs in alike.items():
-        step = max(TOGETHER // math.prod(shape), 1)
-        for some in (pairs[start : start + step] for start in range(0, len(pairs), step)):
-            for (k, _), energy in zip(some, _energies_of_bytes([ends for _, ends in some]), strict=True):
-                energies[k] = float(energy)
-    return energies
 
 
 class DirichletEnergy:
@@ -115,8 +111,7 @@ class DirichletEnergy:
 
     def add_all(self, windows: Iterable[tuple[Window, np.ndarray]]) -> None:
         """Several at once: their pairs are measured together, which is faster where many overlap alike."""
-        found: list[_Meeting] = []
-        overlaps: list[Window] = []
+        found: list[tuple[Window, Ends]] = []
         for window, pixels in windows:
             if pixels.shape[:2] != (window.h, window.w):
                 raise ValueError(f"window {window} needs pixels [{window.h}, {window.w}, c], not {pixels.shape}")
@@ -129,11 +124,11 @@ class DirichletEnergy:
             for other, theirs in near.values():
                 overlap = visible.overlap(other)
                 if not overlap.empty and overlap.bottom > self._first:
-                    found.append((other, theirs, visible, part))
-                    overlaps.append(overlap)
+                    found.append((overlap, _ends(overlap, other, theirs, visible, part)))
             for c in columns:
                 self._columns.setdefault(c, []).append((visible, part))
-        self._pending += zip(_energies(found), overlaps, strict=True)
+        energies = _energies([ends for _, ends in found])
+        self._pending += zip(energies, (overlap for overlap, _ in found), strict=True)
 
     def rows_done(self, y: int) -> None:
         """Promise that no further window starts above row ``y``."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,8 +120,7 @@ def sizes_down_to(tile: int, size: Size) -> tuple[Size, ...]:
 
 def mean(rows: Rows) -> Rows:
     """Means of 2×2 pixels, half rounded up; at an odd border, of the pixels there are."""
-    padding = [(0, side % 2) for side in rows.shape[:2]] + [(0, 0)] * (rows.ndim - 2)
-    rows = np.pad(rows, padding, "edge") if _odd(rows) else rows
+    rows = _even(rows, "edge")
     h, w, *channels = rows.shape
     flat, c = rows.reshape(h, -1), math.prod(channels)
     total = np.add(flat[0::2], flat[1::2], dtype=np.uint16)
@@ -138,13 +137,15 @@ def mean_of_defined(rows: Rows) -> Rows:
 
     A plain mean would pull a lone value towards zero, and a smaller level would show less defect than there is.
     """
-    rows = np.pad(rows, [(0, side % 2) for side in rows.shape]) if _odd(rows) else rows
+    rows = _even(rows, "constant")
     total, count = _sums(rows.astype(np.uint16)), _sums((rows > 0).astype(np.uint16))
     return ((2 * total + count) // np.maximum(2 * count, 1)).astype(np.uint8)
 
 
-def _odd(rows: Rows) -> bool:
-    return any(side % 2 for side in rows.shape[:2])
+def _even(rows: Rows, mode: Literal["edge", "constant"]) -> Rows:
+    """With one more row or column where their number is odd: copies of the last, or zeros."""
+    missing = [(0, side % 2) for side in rows.shape[:2]] + [(0, 0)] * (rows.ndim - 2)
+    return np.pad(rows, missing, mode) if any(after for _, after in missing) else rows
 
 
 def _sums(values: NDArray[np.uint16]) -> NDArray[np.uint16]:

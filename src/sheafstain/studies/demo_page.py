@@ -179,7 +179,7 @@ def _slide_section(files: Files, report: Mapping[str, Any]) -> Html:
         "A slide",
         paragraph(
             f"{w} × {h} px of the same tissue, as a pyramid in a file: read, stained and written in bands, so that a "
-            f"slide of any height fits into memory. Below it, where its windows disagree most."
+            "slide of any height fits into memory. Below it, where its windows disagree most."
         ),
         panels_figures(whole_panels(files.stained_slide, files.slide, report), files.marker),
         *worst,

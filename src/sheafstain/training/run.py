@@ -96,10 +96,7 @@ class _Run:
         tokens = conditions.tokens if conditions is not None and align else None
         if conditions is not None:
             conditions.complete([*records, *held_out], progress)
-        self.facts: dict[str, Any] = _facts(config, records, held_out, conditions) | {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-            "machine": f"{here.size} × {provenance.machine(here.device)}",
-        }
+        self.facts = _facts(config, records, held_out, conditions, here)
         if header is not None:
             _refuse(last, _changed(header.facts, self.facts))
         if here.first:
@@ -227,10 +224,16 @@ class _Run:
 
 
 def _facts(
-    config: TrainConfig, records: Sequence[Record], held_out: Sequence[Record], conditions: data.Conditions | None
+    config: TrainConfig,
+    records: Sequence[Record],
+    held_out: Sequence[Record],
+    conditions: data.Conditions | None,
+    here: World,
 ) -> dict[str, Any]:
     """What a checkpoint and a model should know beside the configuration."""
     facts: dict[str, Any] = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "machine": f"{here.size} × {provenance.machine(here.device)}",
         "stain": records[0].stain,
         "images": len(records),
         "records": data.fingerprint(records),

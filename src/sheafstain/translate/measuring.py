@@ -1,4 +1,4 @@
-"""The last stage: what is finished is measured and handed to where it is kept."""
+"""What is finished is measured and handed to where it is kept."""
 
 from __future__ import annotations
 
